@@ -1,0 +1,1 @@
+"""The ``atropos-gym`` command: one file a verb."""

@@ -1,0 +1,169 @@
+"""What an inference engine is: sampling parameters, completions and the ``Engine`` protocol.
+
+An engine takes prompt ids and gives sampled ids with their logprobs, under a named version of the policy.
+Text never passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from atropos_gym.errors import ConfigError
+from atropos_gym.tokenizers import Tokenizer
+
+__all__ = ["Completion", "Engine", "FinishReason", "Held", "SamplingParams", "sampling_trainable"]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a completion is sampled. All fields are sent explicitly to every engine.
+
+    Attributes:
+        max_tokens: most ids to sample, the end id included; >= 1.
+        temperature: 0 is greedy (such completions carry no logprobs and cannot be trained on).
+        top_p: nucleus; 1 is off.
+        top_k: -1 is off.
+        min_p: 0 is off.
+        repetition_penalty: 1 is off.
+        presence_penalty: 0 is off.
+        frequency_penalty: 0 is off.
+        min_tokens: no stop id before this many ids.
+        seed: 63-bit seed of this request alone; None draws one from the engine's own stream.
+        stop_ids: ids that end a completion; the matched one is the last of its ids.
+        allowed_ids: if given, only these can be sampled.
+
+    Raises:
+        ConfigError: a value out of range, named.
+
+    Example:
+        >>> SamplingParams(max_tokens=16, seed=7).temperature
+        1.0
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    seed: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be >= 0 and finite, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.allowed_ids is not None and not self.allowed_ids:
+            raise ConfigError("allowed_ids must name at least one id, or be None")
+
+    def with_(self, **changes: Any) -> SamplingParams:
+        """Returns a copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def sampling_trainable(params: SamplingParams) -> Literal[True] | str:
+    """Returns True where a plain softmax at this temperature is what was sampled from, else the reason.
+
+    Example:
+        >>> sampling_trainable(SamplingParams(max_tokens=1, top_p=0.9))
+        'top_p=0.9'
+    """
+    if params.temperature == 0:
+        return "temperature=0"
+    neutral = {
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": 0,
+    }
+    for name, value in neutral.items():
+        if getattr(params, name) != value:
+            return f"{name}={getattr(params, name)}"
+    if params.top_k > 0:
+        return f"top_k={params.top_k}"
+    if params.allowed_ids is not None:
+        return "allowed_ids"
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the engine sampled.
+
+    Attributes:
+        ids: sampled ids, the end id included when it was sampled.
+        logprobs: ``logprobs[i]`` is of the distribution that ``ids[i]`` was drawn from (temperature
+            applied); None at temperature 0.
+        finish_reason: ``stop`` (a stop id was sampled), ``length``, or ``abort``.
+        version: the policy version that produced the ids.
+        trainable: True, or the reason why these ids cannot be trained on.
+        cut_by_context: ``max_tokens`` was lowered to what the context had left.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: FinishReason
+    version: int = 0
+    trainable: Literal[True] | str = True
+    cut_by_context: bool = False
+
+
+class Held(Protocol):
+    """What ``hold`` yields: ``version`` stays servable until the context is left."""
+
+    version: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """An inference engine: ids in, ids and logprobs out, several policy versions at a time.
+
+    Version 0 is the base model. ``publish`` makes a newer one from a folder in PEFT's form; an episode
+    keeps the version it began with by ``hold``.
+    """
+
+    tokenizer: Tokenizer
+    model: str
+    max_context: int
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        version: int | None = None,
+    ) -> list[Completion]:
+        """Samples ``n`` completions of one prompt; ``version=None`` is the newest."""
+        ...
+
+    def hold(self, version: int | None = None) -> AbstractAsyncContextManager[Held]:
+        """Keeps a version alive (the newest if None) from entering to leaving."""
+        ...
+
+    async def publish(self, version: int, adapter: Path) -> None:
+        """Makes ``version`` the newest; returns when new requests get it."""
+        ...
+
+    async def retire(self, version: int) -> None:
+        """Admits no new holders, waits for the present ones, unloads."""
+        ...
+
+    async def close(self) -> None:
+        """Releases everything; idempotent."""
+        ...

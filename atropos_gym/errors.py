@@ -1,0 +1,88 @@
+"""The package's exceptions.
+
+Every message is one line for a person: what is wrong, with which value, and what to do. The command line
+prints it and exits with 2; a traceback is shown only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AtroposError",
+    "ConfigError",
+    "EngineError",
+    "GroupRefused",
+    "MissingData",
+    "NewSegment",
+    "PromptTooLong",
+    "ServerError",
+    "TemplateError",
+    "TokenizerMismatch",
+    "UnusableGold",
+    "VersionExpired",
+]
+
+
+class AtroposError(Exception):
+    """Base of all exceptions that this package raises on purpose."""
+
+
+class ConfigError(AtroposError, ValueError):
+    """A setting has a value that cannot work; the message names setting, value and remedy."""
+
+
+class MissingData(AtroposError, FileNotFoundError):
+    """A model, data set or optional dependency is not there; the message says how to get it."""
+
+
+class TemplateError(AtroposError, ValueError):
+    """A chat template cannot be used as asked; the message names template, role and remedy."""
+
+
+class NewSegment(AtroposError):
+    """The conversation cannot go on in this segment; the caller renders a new prompt.
+
+    Attributes:
+        reason: why the ids so far cannot be extended.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class PromptTooLong(AtroposError, ValueError):
+    """A first prompt does not fit in the environment's limits; the message names the numbers."""
+
+
+class TokenizerMismatch(AtroposError, ValueError):
+    """Two parts use different tokenizers; the message names both."""
+
+
+class EngineError(AtroposError, RuntimeError):
+    """An inference engine refused a request or gave an answer that cannot be trusted."""
+
+
+class VersionExpired(EngineError):
+    """The policy version asked for is no longer served."""
+
+
+class ServerError(AtroposError, RuntimeError):
+    """The batch server refused a request.
+
+    Attributes:
+        status: HTTP status, or None where no answer came.
+        detail: the server's own ``detail``: a list of ``{type, loc, msg}`` for 422, else a text.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, detail: object = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = detail
+
+
+class GroupRefused(ServerError):
+    """The server refused a group (422); ``detail`` names the first bad place."""
+
+
+class UnusableGold(AtroposError, ValueError):
+    """A reference answer cannot be read: its row must yield no reward at all."""

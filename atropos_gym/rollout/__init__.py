@@ -1,0 +1,1 @@
+"""Playing: episodes, groups, evaluation, writers and the environment service."""

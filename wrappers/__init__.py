@@ -1,0 +1,6 @@
+"""Wrappers that bring any Gymnasium simulator into text, and compose with Gymnasium's own."""
+
+from __future__ import annotations
+
+if __name__ != "atropos_gym.wrappers":
+    raise ImportError(f"import atropos_gym.wrappers, not {__name__!r}: it would load every class twice")
