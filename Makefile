@@ -1,0 +1,54 @@
+# Two commands do all set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+SEED   ?= 0
+NAME   ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all check format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+# One stamp a set of extras, remade when what it was made from changes.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "atropos_gym needs Python 3.11 or newer; name one with PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.learn: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[learn]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[learn,test]'
+	@touch $@ $(VENV)/.learn
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[learn,dev]'
+	@touch $@ $(VENV)/.learn $(VENV)/.test
+
+demo: $(VENV)/.learn  ## a tiny language model learns Blackjack; the path of its report is printed
+	$(BIN)/atropos-gym train --name $(NAME) --seed $(SEED)
+
+test: $(VENV)/.test  ## the unit suite
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.test  ## what takes longer: real models, whole jobs
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.dev  ## format, lint, types, layers, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(VENV)/.dev  ## mend format and imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove environment, caches and runs
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
