@@ -1,0 +1,181 @@
+"""From words to a ``Command``: the verb, its configuration, and the few switches that are no settings.
+
+Every field of ``Config`` that a verb reads is a flag of it. argparse only splits the words; values are checked
+by ``Config``, so that a flag and a line of YAML are judged by the same rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import yaml
+
+from atropos_gym import __version__
+from atropos_gym.cli.config import VERBS, Config, nearest, resolve
+from atropos_gym.errors import ConfigError
+
+__all__ = ["Command", "parse"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line.
+
+    Attributes:
+        verb: one of ``VERBS``.
+        config: the merged configuration.
+        dry_run: print the configuration and do nothing.
+        resume: ``train``: the run's folder to go on with.
+        given: names of the fields that were given as flags.
+    """
+
+    verb: str
+    config: Config
+    dry_run: bool = False
+    resume: Path | None = None
+    given: frozenset[str] = frozenset()
+
+
+def parse(words: Sequence[str]) -> Command | None:
+    """Returns the command, or None where help or the version was asked for and printed.
+
+    Raises:
+        ConfigError: an unknown verb or flag, or a value that cannot be used; one line.
+
+    Example:
+        >>> parse(["eval", "--policy", "random", "--env-arg", "describe=terse"]).config.env_args
+        {'describe': 'terse'}
+    """
+    parser = _parser()
+    if not words:
+        parser.print_help()
+        return None
+    if not words[0].startswith("-") and words[0] not in VERBS:
+        hint = nearest(words[0], VERBS) or f"; verbs: {', '.join(VERBS)}"
+        raise ConfigError(f"unknown verb {words[0]!r}{hint}")
+    try:
+        spoken, rest = parser.parse_known_args(words)
+    except SystemExit:  # --help and --version, already printed
+        return None
+    if spoken.verb is None:
+        raise ConfigError(f"no verb given; verbs: {', '.join(VERBS)}")
+    if rest:
+        _refuse(spoken.verb, rest[0])
+    flags = _flags(spoken)
+    if spoken.verb == "train" and spoken.resume is not None:
+        if flags or spoken.config is not None:
+            named = ", ".join(_flag(name) for name in flags) or "--config"
+            raise ConfigError(f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {named}")
+        return Command("train", Config(), spoken.dry_run, spoken.resume)
+    config = resolve(spoken.verb, flags, spoken.config)
+    return Command(spoken.verb, config, spoken.dry_run, given=frozenset(flags))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints are exceptions of ours: one line, no usage block."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `{self.prog} --help` lists the flags")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="atropos-gym",
+        description="Gymnasium environments in token ids, a batch server, and GRPO for language models.",
+        epilog="`atropos-gym VERB --help` lists a verb's flags.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"atropos-gym {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    for verb, line in VERBS.items():
+        sub = verbs.add_parser(verb, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False)
+        _add_switches(sub, verb)
+        _add_fields(sub, verb)
+    return parser
+
+
+def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
+    if Config.reads(verb):
+        sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
+        sub.add_argument("--dry-run", action="store_true", help="print the whole configuration as YAML and stop")
+    sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if verb == "train":
+        sub.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x")
+    sub.set_defaults(dry_run=False, config=None)
+
+
+def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
+    sections: dict[str, Any] = {}
+    for name in Config.reads(verb):
+        about = Config.about(name)
+        if about["section"] not in sections:
+            sections[about["section"]] = sub.add_argument_group(about["section"])
+        group = sections[about["section"]]
+        field = Config.model_fields[name]
+        text = about["description"].replace("%", "%%")
+        if name == "env_args":
+            group.add_argument("--env-arg", action="append", dest=name, metavar="KEY=VALUE", help=text)
+        elif field.annotation is bool:
+            group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            group.add_argument(_flag(name), metavar=_metavar(name), help=f"{text} [{_shown(field.default)}]")
+
+
+def _flag(name: str) -> str:
+    return "--env-arg" if name == "env_args" else f"--{name.replace('_', '-')}"
+
+
+def _metavar(name: str) -> str:
+    """What ``--help`` shows for a value: its choices, or its type."""
+    annotation = Config.model_fields[name].annotation
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    words = [word for kind in kinds for word in (get_args(kind) or (kind,)) if isinstance(word, str)]
+    if words:
+        return "|".join(words)
+    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], name.split("_")[-1].upper())
+
+
+def _shown(default: Any) -> str:
+    return "null" if default is None else str(default)
+
+
+def _flags(spoken: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given as flags; ``null`` is None, an environment's arguments are read as YAML."""
+    flags: dict[str, Any] = {}
+    for name, value in vars(spoken).items():
+        if name not in Config.model_fields or value is None:
+            continue
+        if name == "env_args":
+            flags[name] = dict(_pair(word) for word in value)
+        else:
+            flags[name] = None if value == "null" else value
+    return flags
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not key.isidentifier():
+        raise ConfigError(f"--env-arg {word!r}: expected KEY=VALUE, such as describe=terse")
+    try:
+        return key, yaml.safe_load(text)
+    except yaml.YAMLError:
+        return key, text
+
+
+def _refuse(verb: str, word: str) -> NoReturn:
+    """Says why a word is no flag of a verb: another verb's, or misspelt."""
+    if not word.startswith("-"):
+        raise ConfigError(f"{verb}: unexpected {word!r}; values belong to flags (`atropos-gym {verb} --help`)")
+    flag = word.split("=")[0]
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    name = "env_args" if name == "env_arg" else name
+    if name in Config.model_fields and verb not in Config.about(name)["verbs"]:
+        others = ", ".join(Config.about(name)["verbs"])
+        raise ConfigError(f"{verb} does not read {flag}; it belongs to {others}")
+    known = [_flag(name) for name in Config.reads(verb)] + ["--config", "--dry-run", "--debug", "--resume"]
+    hint = nearest(flag, known) or f"; `atropos-gym {verb} --help` lists them"
+    raise ConfigError(f"{verb}: unknown flag {flag}{hint}")

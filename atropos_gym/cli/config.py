@@ -1,0 +1,302 @@
+"""The one configuration model of every verb: fields, defaults, the main job's preset, YAML in and out.
+
+A value comes from the flag, else from the file (``--config``), else from the default. The main job's preset
+replaces defaults of ``train`` where neither ``--env``, ``--policy`` nor ``--config`` is given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atropos_gym.errors import ConfigError, MissingData
+
+__all__ = ["MAIN_JOB", "VERBS", "Config", "load_yaml", "nearest", "resolve"]
+
+#: The verbs, with the line that ``--help`` says of each.
+VERBS = {
+    "train": "teach a language model an environment; without arguments, the main job: Blackjack from scratch",
+    "serve": "run the batch server between environments and trainers",
+    "collect": "play episodes into a file, or stream them to a batch server",
+    "eval": "measure a policy beside random and optimal play",
+    "envs": "list the ready environments with their random and optimal scores",
+}
+
+
+def _setting(default: Any, section: str, verbs: str, **constraints: Any) -> Any:
+    """A field with its section in ``--help`` and the verbs that read it."""
+    return Field(default, json_schema_extra={"section": section, "verbs": verbs.split()}, **constraints)
+
+
+class Config(BaseModel):
+    """Every setting of every verb. ``--dry-run`` prints it as YAML, ``--config`` reads it back.
+
+    Example:
+        >>> Config(updates=3).updates
+        3
+    """
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+    # Task
+    env: str = _setting("atropos/Blackjack-v0", "task", "train collect eval")
+    """Environment id (`atropos-gym envs` lists the ready ones; `module:id` imports the module first)."""
+    env_args: dict[str, Any] = _setting({}, "task", "train collect eval")
+    """Keyword arguments of the environment; on the command line one `--env-arg key=value` each."""
+    history: Literal["whole", "latest"] | None = _setting(None, "task", "train collect eval")
+    """What the policy reads: the whole conversation, or the latest observation only; null: as the
+    environment has it."""
+
+    # Policy
+    policy: str = _setting("tiny", "policy", "train collect eval")
+    """`tiny` (a small byte-level model from scratch), a model's name or path (`hf:PATH` is the same), a saved
+    run (`runs/x`), or, for `eval`, `random`."""
+    adapter: Path | None = _setting(None, "policy", "collect eval")
+    """LoRA adapter folder in PEFT's form, loaded on top of the policy."""
+    engine: str = _setting("hf", "policy", "train collect eval")
+    """Inference engine: `hf` is in process."""
+    dtype: Literal["float32", "bfloat16", "float16"] = _setting("float32", "policy", "train collect eval")
+    """Number format of the base weights, the same in engine and learner."""
+
+    # Format lesson
+    warm_up: int = _setting(0, "lesson", "train", ge=0)
+    """Steps of the format lesson (transcripts of a random legal player) before GRPO; 0 leaves it out."""
+    warm_up_batch_size: int = _setting(64, "lesson", "train", ge=1)
+    """Transcripts in each step of the lesson."""
+    warm_up_learning_rate: float = _setting(3e-3, "lesson", "train", gt=0)
+    """Peak learning rate of the lesson."""
+    check_lesson: bool = _setting(False, "lesson", "train")
+    """Fail unless the lesson's policy plays like a random player: valid share at least 0.985 and, for
+    Blackjack, an exact value within 0.05 of random play."""
+
+    # Collection
+    group_size: int = _setting(8, "collection", "train collect", ge=1)
+    """Episodes from one start."""
+    concurrency: int = _setting(64, "collection", "train collect eval", ge=1)
+    """Episodes in flight at a time."""
+    temperature: float = _setting(1.0, "collection", "train collect eval", ge=0)
+    """Sampling temperature; 0 is greedy, which cannot be trained on (`eval` plays greedily by itself, see
+    `deterministic`)."""
+    common_random_numbers: bool = _setting(False, "collection", "train collect")
+    """All members of a group meet the same chance after the start, not only the same start."""
+    groups: int = _setting(8, "collection", "collect", ge=1)
+    """Groups to collect into a file."""
+    out: Path | None = _setting(None, "collection", "collect")
+    """File to write: `.jsonl`, or `.html` for a page with coloured ids."""
+    to: str | None = _setting(None, "collection", "collect")
+    """URL of a batch server: run as an environment service that posts there until the run is finished."""
+    max_batches_ahead: int = _setting(3, "collection", "collect", ge=1)
+    """Batches that the service may be ahead of the trainer."""
+
+    # Learner
+    updates: int = _setting(100, "learner", "train", ge=0)
+    """Optimizer steps, each followed by a new version of the adapter in the engine."""
+    groups_per_update: int = _setting(8, "learner", "train", ge=1)
+    """Groups in each update."""
+    learning_rate: float = _setting(2e-4, "learner", "train", gt=0)
+    """Peak learning rate of GRPO."""
+    learning_rate_warm_up: int = _setting(0, "learner", "train", ge=0)
+    """Updates over which the learning rate rises to its peak."""
+    learning_rate_end: float = _setting(1.0, "learner", "train", ge=0, le=1)
+    """Share of the peak learning rate that is left at the last update; the way there is linear."""
+    reduction: Literal["token_mean", "seq_mean", "constant", "episode_sum"] = _setting(
+        "token_mean", "learner", "train"
+    )
+    """What the loss is divided by."""
+    drop_equal: bool = _setting(True, "learner", "train")
+    """Leave out groups whose scores are all equal."""
+    entropy: float = _setting(0.0, "learner", "train", ge=0)
+    """Coefficient of the entropy bonus at the first update."""
+    entropy_end: float | None = _setting(None, "learner", "train", ge=0)
+    """Coefficient at the last update (geometric in between); null: constant."""
+    entropy_over: Literal["ids", "answers"] = _setting("ids", "learner", "train")
+    """Entropy over all ids, or over the environment's answers only."""
+    lora_rank: int = _setting(16, "learner", "train", ge=1)
+    """Rank of the adapter."""
+    lora_alpha: int = _setting(32, "learner", "train", ge=1)
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
+    checkpoint_every: int = _setting(10, "learner", "train", ge=1)
+    """Updates between checkpoints; `train --resume` goes on from the last one."""
+
+    # Server
+    server: str | None = _setting(None, "server", "train")
+    """URL of a running batch server that environments post to; null: local collection, or, in the main job,
+    a server of the run's own."""
+    own_server: bool = _setting(False, "server", "train")
+    """Start a batch server of the run's own on a free loopback port and collect through it."""
+    host: str = _setting("127.0.0.1", "server", "serve")
+    """Address that the server listens on."""
+    port: int = _setting(8000, "server", "serve", ge=0, le=65535)
+    """Port that the server listens on; 0 takes a free one."""
+
+    # Evaluation
+    episodes: int = _setting(1000, "evaluation", "train eval", ge=2)
+    """Episodes of each evaluation."""
+    final_episodes: int | None = _setting(None, "evaluation", "train", ge=2)
+    """Episodes of the last evaluation; null: as many as the others."""
+    eval_every: int = _setting(10, "evaluation", "train", ge=1)
+    """Updates between points of the learning curve."""
+    deterministic: bool = _setting(True, "evaluation", "eval")
+    """Play greedily; `--no-deterministic` samples at the temperature."""
+
+    # Run
+    name: str | None = _setting(None, "run", "train collect")
+    """Name of the run's folder; null: the task's name and the next free number."""
+    runs: Path = _setting(Path("runs"), "run", "train")
+    """Folder that holds the runs."""
+    seed: int = _setting(0, "run", "train collect eval", ge=0)
+    """Seed of weights, starts and sampling."""
+
+    @classmethod
+    def reads(cls, verb: str) -> list[str]:
+        """Returns the names of the fields that a verb reads, in order.
+
+        Example:
+            >>> Config.reads("serve")
+            ['host', 'port']
+        """
+        return [name for name in cls.model_fields if verb in cls.about(name)["verbs"]]
+
+    @classmethod
+    def about(cls, name: str) -> dict[str, Any]:
+        """Returns section, verbs and description of a field."""
+        field = cls.model_fields[name]
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        return {**extra, "description": " ".join((field.description or "").split())}
+
+    @property
+    def env_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the environment, history among them where it is set."""
+        return self.env_args | ({"history": self.history} if self.history is not None else {})
+
+    def to_yaml(self) -> str:
+        """Returns the whole configuration as YAML, each field under its description."""
+        values = self.model_dump(mode="json")
+        lines: list[str] = []
+        section = None
+        for name in type(self).model_fields:
+            about = self.about(name)
+            if about["section"] != section:
+                section = about["section"]
+                lines += ([""] if lines else []) + [f"# ---- {section}"]
+            lines += textwrap.wrap(about["description"], 100, initial_indent="# ", subsequent_indent="# ")
+            lines.append(yaml.safe_dump({name: values[name]}, sort_keys=False, allow_unicode=True).rstrip())
+        return "\n".join(lines) + "\n"
+
+
+#: What ``train`` without ``--env``, ``--policy`` and ``--config`` takes in place of the defaults: a tiny
+#: language model learns Blackjack from random weights, through a batch server over HTTP.
+MAIN_JOB: dict[str, Any] = {
+    "env": "atropos/Blackjack-v0",
+    "env_args": {"describe": "terse"},
+    "history": "latest",
+    "policy": "tiny",
+    "warm_up": 250,
+    "check_lesson": True,
+    "group_size": 8,
+    "groups_per_update": 96,
+    "updates": 200,
+    "concurrency": 768,
+    "common_random_numbers": True,
+    "learning_rate": 2e-3,
+    "learning_rate_warm_up": 5,
+    "learning_rate_end": 0.1,
+    "reduction": "episode_sum",
+    "drop_equal": False,
+    "entropy": 0.4,
+    "entropy_end": 0.02,
+    "entropy_over": "answers",
+    "own_server": True,
+    "episodes": 4096,
+    "final_episodes": 10_000,
+}
+
+
+def nearest(word: str, known: Iterable[str], n: int = 3) -> str:
+    """Returns ``; nearest: a, b`` for a message, or the empty string where nothing is near.
+
+    Example:
+        >>> nearest("updats", ["updates", "seed"])
+        '; nearest: updates'
+    """
+    close = difflib.get_close_matches(word, list(known), n=n, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Reads a configuration file: a mapping from field names to values.
+
+    Raises:
+        MissingData: no such file.
+        ConfigError: not YAML, not a mapping, or a key that is no field.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingData(f"no configuration file {str(path)!r}; `--dry-run` prints one to start from") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r} as a configuration file: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise ConfigError(f"{path}{where}: not valid YAML ({problem}); one `name: value` a line") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected `name: value` lines, got a {type(values).__name__}")
+    for key in values:
+        if key not in Config.model_fields:
+            hint = nearest(str(key), Config.model_fields) or "; `--dry-run` prints them all"
+            raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
+    return values
+
+
+def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Config:
+    """Merges flags over file over defaults (the main job's where it applies).
+
+    Args:
+        verb: the verb that will read the configuration.
+        flags: the fields given as flags; ``env_args`` adds to what file or preset say.
+        file: ``--config``.
+
+    Raises:
+        ConfigError: a value out of range; the message names field, value and where it came from.
+
+    Example:
+        >>> resolve("train", {}).groups_per_update, resolve("train", {"env": "atropos/Taxi-v0"}).groups_per_update
+        (96, 8)
+    """
+    preset = verb == "train" and file is None and "env" not in flags and "policy" not in flags
+    values = dict(MAIN_JOB) if preset else {}
+    from_file = load_yaml(file) if file is not None else {}
+    values |= from_file
+    values |= {name: value for name, value in flags.items() if name != "env_args"}
+    if "env_args" in flags:
+        values["env_args"] = {**(values.get("env_args") or {}), **flags["env_args"]}
+    if preset and "server" in flags:
+        values["own_server"] = False
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, flags, file)) from None
+    if config.server is not None and config.own_server:
+        raise ConfigError(f"server is {config.server!r} and own_server is true; leave one of them out")
+    return config
+
+
+def _one_line(error: ValidationError, flags: Mapping[str, Any], file: Path | None) -> str:
+    """The first complaint of pydantic as a line for a person."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    said = f"--{name.replace('_', '-')}" if name in flags else f"{file}: {name}" if file else name
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{said}: {message}, got {first['input']!r}"
