@@ -82,7 +82,7 @@ def learning_curve(lines: Sequence[Line], references: dict[str, float], *, x_lab
             for x, y in line.points:
                 cx, cy = at(x, y)
                 parts.append(f'<circle class="dot {line.kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="3.5">')
-                parts.append(f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {y:+.4f}</title></circle>")
+                parts.append(f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {_signed(y)}</title></circle>")
     parts.append("</svg>")
     legend = "".join(f'<span class="key {line.kind}">{escape(line.name)}</span>' for line in lines)
     return f'<figure>{"".join(parts)}<figcaption class="legend">{legend}</figcaption></figure>'
@@ -100,7 +100,7 @@ def _references(references: dict[str, float], at: object, right: float) -> list[
     for (name, value), y, label in zip(ordered, heights, labels, strict=True):
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<polyline class="leader" points="{right},{y:.1f} {right + 8},{label:.1f}"/>')
-        parts.append(f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">{escape(name)} {value:+.4f}</text>')
+        parts.append(f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">{escape(name)} {_signed(value)}</text>')
     return parts
 
 
@@ -136,4 +136,8 @@ def _ticks(low: float, high: float) -> tuple[float, float, float]:
 
 def _number(value: float, step: float) -> str:
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value + 0.0:.{digits}f}" if abs(value) > step / 1e6 else "0"
+    return f"{value:.{digits}f}".replace("-", "−") if abs(value) > step / 1e6 else "0"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")

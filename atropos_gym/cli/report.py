@@ -125,7 +125,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 def _stages(summary: Mapping[str, Any]) -> str:
     present = [stage for stage in STAGES if summary.get(stage)]
     exact = any(summary[stage].get("exact") is not None for stage in present)
-    head = ["stage", "play", "return, mean ± standard error", "episodes", "valid"]
+    head = ["stage", "play", "return ± standard error", "episodes", "valid"]
     head += ["exact, greedy", "exact, sampled"] if exact else []
     rows = []
     for stage in present:
