@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AtroposError",
+    "CollectionFailed",
     "ConfigError",
     "EngineError",
     "GroupRefused",
@@ -17,6 +18,7 @@ __all__ = [
     "ServerError",
     "TemplateError",
     "TokenizerMismatch",
+    "UnequalStarts",
     "UnusableGold",
     "VersionExpired",
 ]
@@ -64,6 +66,14 @@ class EngineError(AtroposError, RuntimeError):
 
 class VersionExpired(EngineError):
     """The policy version asked for is no longer served."""
+
+
+class UnequalStarts(AtroposError, ValueError):
+    """Two members of a group, reset with one seed, read different prompts; the message names the position."""
+
+
+class CollectionFailed(AtroposError, RuntimeError):
+    """So many groups in a row were lost that going on makes no sense; the message says to what."""
 
 
 class ServerError(AtroposError, RuntimeError):
