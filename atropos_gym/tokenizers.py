@@ -1,11 +1,23 @@
-"""Tokenizers: the protocol, the bytes tokenizer, the Hugging Face loader and the fingerprint."""
+"""Tokenizers: the protocol, the bytes tokenizer, the Hugging Face loader and the fingerprint.
+
+One object per source and process: a Hugging Face tokenizer takes seconds to load and to copy, so ours
+deep-copy to themselves and pickle as their source. Loading ``"bytes"`` imports no transformers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Tokenizer"]
+from atropos_gym.errors import ConfigError
+
+__all__ = ["BytesTokenizer", "Tokenizer", "fingerprint", "load_tokenizer"]
+
+#: Part of every fingerprint; raised when its recipe changes.
+FINGERPRINT_FORMAT = 1
 
 
 @runtime_checkable
@@ -36,3 +48,120 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """``sha256:...`` (rendering.md section 13)."""
         ...
+
+
+class BytesTokenizer:
+    """UTF-8 bytes as ids 0-255, then eight control ids; no merges, so every rule can be checked by hand.
+
+    Text can never hold a control id, and control ids have no text.
+
+    Args:
+        rows: embedding rows of the model that uses it, >= 264.
+
+    Example:
+        >>> tokenizer = BytesTokenizer()
+        >>> tokenizer.encode("é")
+        [195, 169]
+        >>> tokenizer.decode([111, 107, BytesTokenizer.END])
+        'ok'
+    """
+
+    PAD = 256
+    BOS = 257
+    END = 258
+    SYSTEM = 259
+    USER = 260
+    ASSISTANT = 261
+    TOOL = 262
+
+    name = "bytes"
+
+    def __init__(self, rows: int = 264) -> None:
+        if rows < 264:
+            raise ConfigError(f"rows of the bytes tokenizer must be >= 264, got {rows}")
+        self.rows = rows
+
+    def __len__(self) -> int:
+        """Returns 264: 256 bytes, seven control ids and a spare one."""
+        return 264
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the UTF-8 bytes of ``text``; a lone surrogate becomes the bytes it would have."""
+        return list(text.encode("utf-8", "surrogatepass"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids below 256; broken characters become U+FFFD."""
+        return bytes([i for i in ids if i < 256]).decode("utf-8", "replace")
+
+    @property
+    def fingerprint(self) -> str:
+        """``sha256:...`` of what decides its ids."""
+        return digest({"format": FINGERPRINT_FORMAT, "kind": "bytes", "control": 8})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BytesTokenizer:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reload, ("bytes", self.rows)
+
+    def __repr__(self) -> str:
+        return "BytesTokenizer()" if self.rows == 264 else f"BytesTokenizer(rows={self.rows})"
+
+
+_cache: dict[tuple[str, int | None], Tokenizer] = {}
+
+
+def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Tokenizer:
+    """Returns the tokenizer of ``source``, one object per source and process.
+
+    Args:
+        source: ``"bytes"``, a folder or model name for transformers, a transformers tokenizer, or a
+            ``Tokenizer`` of ours, which is returned as it is.
+        rows: embedding rows of the model, if they differ from what the folder's ``config.json`` says.
+
+    Raises:
+        MissingData: no tokenizer there, or transformers is not installed.
+        ConfigError: ``rows`` cannot hold the tokenizer's ids.
+
+    Example:
+        >>> load_tokenizer("bytes") is load_tokenizer("bytes")
+        True
+    """
+    if isinstance(source, Path):
+        source = str(source)
+    if isinstance(source, str):
+        key = (source, rows)
+        if key not in _cache:
+            _cache[key] = _load(source, rows)
+        return _cache[key]
+    if isinstance(source, Tokenizer) and (rows is None or rows == source.rows):
+        return source
+    raise ConfigError(f"tokenizer must be a name, a folder or a tokenizer, got {type(source).__name__}")
+
+
+def _load(source: str, rows: int | None) -> Tokenizer:
+    """Builds the tokenizer of a name."""
+    if source == "bytes":
+        return BytesTokenizer() if rows is None else BytesTokenizer(rows)
+    raise ConfigError(f"tokenizer {source!r} is not known: use 'bytes'")
+
+
+def _reload(source: str, rows: int | None) -> Tokenizer:
+    """Unpickles a tokenizer from its source."""
+    return load_tokenizer(source, rows=None if source == "bytes" and rows == 264 else rows)
+
+
+def digest(parts: Mapping[str, Any]) -> str:
+    """Returns ``sha256:...`` over the canonical JSON of ``parts``."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def fingerprint(tokenizer: str | Path | Any) -> str:
+    """Returns ``sha256:...``: equal for two tokenizers that give the same ids, whatever class loaded them.
+
+    Example:
+        >>> fingerprint("bytes") == load_tokenizer("bytes").fingerprint
+        True
+    """
+    return load_tokenizer(tokenizer).fingerprint

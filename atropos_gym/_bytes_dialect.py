@@ -1,0 +1,94 @@
+"""How the bytes tokenizer writes a conversation: a role id and UTF-8 bytes; only assistant turns are closed.
+
+Nothing here imports transformers: it is the path of the tiny model and of every unit test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atropos_gym.errors import TemplateError
+from atropos_gym.tokenizers import BytesTokenizer
+
+__all__ = ["BytesDialect"]
+
+_ROLES = {
+    "system": BytesTokenizer.SYSTEM,
+    "user": BytesTokenizer.USER,
+    "assistant": BytesTokenizer.ASSISTANT,
+    "tool": BytesTokenizer.TOOL,
+}
+_END = BytesTokenizer.END
+
+
+class BytesDialect:
+    """Writes and continues conversations for ``BytesTokenizer``; see ``rendering.Dialect``."""
+
+    stop_ids: tuple[int, ...] = (_END,)
+    opener = ""
+    min_bridge = 3
+    rewrites_history = False
+    identity: Mapping[str, Any] = {"kind": "bytes"}
+
+    def __init__(self) -> None:
+        kept = {"plain": True, "whitespace": True, "thinking": True, "empty": True}
+        self.report: dict[str, Any] = {
+            "generation_prompt": "",
+            "close_kind": {"user": "normal", "tool": "normal"},
+            "history_keeps": kept,
+            "history_head_equals_prompt": True,
+            "last_turn_is_prefix": True,
+            "system_role": True,
+            "roles_alternate": False,
+            "notes": [],
+        }
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True
+    ) -> list[int]:
+        """Returns BOS, the messages and, if the assistant is to speak, its id."""
+        ids = [BytesTokenizer.BOS]
+        self._write(ids, messages, tools)
+        if speak:
+            ids.append(BytesTokenizer.ASSISTANT)
+        return ids
+
+    def bridge(
+        self,
+        last: int | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        speak: bool = True,
+    ) -> list[int]:
+        """Returns the end id if ``last`` was another, the messages and the assistant's id."""
+        ids: list[int] = [] if last == _END else [_END]
+        self._write(ids, messages, tools)
+        if speak:
+            ids.append(BytesTokenizer.ASSISTANT)
+        return ids
+
+    def say(self, text: str) -> list[int]:
+        """Returns the bytes of ``text`` and the end id."""
+        return [*text.encode("utf-8", "surrogatepass"), _END]
+
+    def _write(self, ids: list[int], messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
+        """Appends the messages to ``ids``."""
+        if tools:
+            raise TemplateError("the bytes tokenizer writes no tool schemas: describe the tools in a message")
+        for message in messages:
+            role = message.get("role")
+            content = message.get("content")
+            if role not in _ROLES:
+                raise TemplateError(
+                    f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes tokenizer)"
+                )
+            if not isinstance(content, str):
+                raise TemplateError(
+                    f"content of a {role} message must be a str, got {type(content).__name__} (bytes tokenizer)"
+                )
+            ids.append(_ROLES[role])
+            ids.extend(content.encode("utf-8", "surrogatepass"))
+            if role == "assistant":
+                ids.append(_END)

@@ -1,0 +1,363 @@
+"""ChatRenderer: messages to ids, sampled ids to a Reply.
+
+One rule above all: what the policy sampled is never decoded and encoded again. The ids of the next prompt
+are the ids so far, the sampled ids, and a *bridge*: the end of the turn if it was not sampled, the new
+messages, and the header after which the assistant speaks. Prompt and bridge are never trained; exactly the
+sampled ids are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from atropos_gym._bytes_dialect import BytesDialect
+from atropos_gym.errors import ConfigError, NewSegment, TemplateError
+from atropos_gym.messages import Message, Reply
+from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
+
+__all__ = ["ChatRenderer", "Past", "Source", "chat_renderer", "split_thinking"]
+
+Past = Literal["append", "template"]
+#: Who put an id there: the template, a message's text, or the policy.
+Source = Literal["template", "message", "policy"]
+
+
+class Dialect(Protocol):
+    """How one tokenizer's template writes a conversation; made once, used for every turn.
+
+    Attributes:
+        stop_ids: ids that end a turn when sampled.
+        opener: what the generation prompt opens, such as ``<think>``; else "".
+        min_bridge: length of the bridge of an empty user message after an empty turn.
+        rewrites_history: the bridge changes with the history, so every turn is a segment.
+        identity: what decides the ids beside the tokenizer; part of the fingerprint.
+        report: what was found at construction.
+    """
+
+    stop_ids: tuple[int, ...]
+    opener: str
+    min_bridge: int
+    rewrites_history: bool
+    identity: Mapping[str, Any]
+    report: dict[str, Any]
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True
+    ) -> list[int]:
+        """Ids of a whole conversation, ending where the assistant is to speak (if ``speak``)."""
+        ...
+
+    def bridge(
+        self,
+        last: int | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        speak: bool = True,
+    ) -> list[int]:
+        """Ids between a turn whose last id is ``last`` (None: an empty turn) and the next turn."""
+        ...
+
+    def say(self, text: str) -> list[int]:
+        """Ids that a policy would have sampled for ``text``, the end id included."""
+        ...
+
+
+class ChatRenderer:
+    """Writes conversations as ids, continues them, and reads sampled ids.
+
+    Deep-copies to itself and pickles as its arguments.
+
+    Args:
+        tokenizer: a name, a folder, a transformers tokenizer or one of ours.
+        template: a Jinja chat template in place of the tokenizer's own.
+        template_kwargs: further variables of the template, fixed for the renderer's life.
+        stop_ids: ids that end a turn; None finds them (generation config, eos, the template's close).
+        past: ``"append"`` leaves sampled ids as they are for the whole episode; ``"template"`` renders the
+            whole conversation at every turn and opens a new segment where that changed what stood before.
+        system: ``"auto"`` uses the system role where the template takes it, else puts the text before the
+            first user message; ``"role"`` refuses the latter, ``"merge"`` forces it.
+        tool_role: ``"auto"`` uses the tool role where the template keeps it, else a user message;
+            ``"tool"`` refuses the latter, ``"user"`` forces it.
+
+    Raises:
+        TemplateError: the template has no end of turn, ignores the generation prompt, or drops a role.
+        ConfigError: a setting with an unknown value.
+
+    Example:
+        >>> renderer = ChatRenderer("bytes")
+        >>> renderer.prompt([{"role": "user", "content": "hi"}])
+        [257, 260, 104, 105, 261]
+        >>> renderer.reply([111, 107, 258]).content
+        'ok'
+        >>> renderer.bridge([111, 107, 258], [{"role": "user", "content": "1"}])
+        [260, 49, 261]
+    """
+
+    def __init__(
+        self,
+        tokenizer: str | Tokenizer | Any = "bytes",
+        *,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        stop_ids: Sequence[int] | None = None,
+        past: Past = "append",
+        system: Literal["auto", "role", "merge"] = "auto",
+        tool_role: Literal["auto", "tool", "user"] = "auto",
+    ) -> None:
+        _one_of("past", past, ("append", "template"))
+        _one_of("system", system, ("auto", "role", "merge"))
+        _one_of("tool_role", tool_role, ("auto", "tool", "user"))
+        self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
+        self._arguments = {
+            "template": template,
+            "template_kwargs": dict(template_kwargs or {}),
+            "stop_ids": None if stop_ids is None else tuple(stop_ids),
+            "past": past,
+            "system": system,
+            "tool_role": tool_role,
+        }
+        self._dialect = self._make_dialect()
+        self.past: Past = past
+        if self._dialect.rewrites_history and past == "append":
+            warnings.warn(
+                f"the chat template of {self.tokenizer.name} writes a turn differently as the conversation "
+                "grows: every turn becomes a segment of its own (past='template')",
+                stacklevel=2,
+            )
+            self.past = "template"
+        self.stop_ids: tuple[int, ...] = self._dialect.stop_ids
+        self.opener: str = self._dialect.opener
+        self.min_bridge: int = self._dialect.min_bridge
+        self.report: dict[str, Any] = self._dialect.report
+        self._stops = frozenset(self.stop_ids)
+        self._opens = "<think>" in self.opener
+
+    def _make_dialect(self) -> Dialect:
+        """Returns the way this tokenizer's conversations are written."""
+        arguments = self._arguments
+        if isinstance(self.tokenizer, BytesTokenizer):
+            for name in ("template", "template_kwargs", "stop_ids"):
+                if arguments[name]:
+                    raise ConfigError(f"{name}= has no meaning for the bytes tokenizer: leave it out")
+            return BytesDialect()
+        raise ConfigError(f"no chat rendering for tokenizer {self.tokenizer.name}")
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the generation prompt opens a think block that the policy only closes."""
+        return self._opens
+
+    @property
+    def fingerprint(self) -> str:
+        """``sha256:...`` of the tokenizer and of everything else that decides the ids."""
+        return digest({"tokenizer": self.tokenizer.fingerprint, **self._dialect.identity})
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
+        """Returns the ids of a conversation, ending where the assistant is to speak.
+
+        Raises:
+            TemplateError: no messages, the last one is the assistant's, or the template refuses them.
+        """
+        if not messages:
+            raise TemplateError("a prompt needs at least one message")
+        if messages[-1].get("role") == "assistant":
+            raise TemplateError("the last message of a prompt is the assistant's: nobody is to answer it")
+        return self._dialect.prompt(messages, tools)
+
+    def bridge(
+        self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Any = None
+    ) -> list[int]:
+        """Returns all that stands between the sampled ``turn_ids`` and the next turn.
+
+        It depends on the turn through its last id alone: a stop id or not.
+
+        Raises:
+            NewSegment: the ids so far cannot be extended by these messages.
+            TemplateError: no messages, an assistant's among them, or the template refuses them.
+        """
+        if not messages:
+            raise TemplateError("a bridge needs at least one message")
+        for message in messages:
+            if message.get("role") == "assistant":
+                raise TemplateError("a bridge holds no assistant message: the policy speaks by sampling")
+        return self._dialect.bridge(int(turn_ids[-1]) if len(turn_ids) else None, messages, tools)
+
+    def advance(
+        self,
+        ids: Sequence[int],
+        turn_ids: Sequence[int],
+        conversation: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+    ) -> tuple[list[int], bool]:
+        """Returns what follows a turn, and whether it opens a new segment.
+
+        Args:
+            ids: the prompt of the turn.
+            turn_ids: what was sampled after it.
+            conversation: the messages of the segment so far, the turn's own text last.
+            messages: what is said now.
+            tools: schemas of the tools, fixed for the segment.
+
+        Returns:
+            ``(bridge, False)``, or ``(new prompt, True)`` where the ids so far cannot be extended.
+
+        Example:
+            >>> said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            >>> ChatRenderer("bytes").advance([], [98, 258], said, [{"role": "user", "content": "c"}])
+            ([260, 99, 261], False)
+        """
+        if self.past == "append":
+            try:
+                return self.bridge(turn_ids, messages, tools), False
+            except NewSegment:
+                return self.prompt([*conversation, *messages], tools), True
+        prompt = self.prompt([*conversation, *messages], tools)
+        so_far = [*ids, *turn_ids]
+        if prompt[: len(so_far)] == so_far:
+            return prompt[len(so_far) :], False
+        return prompt, True
+
+    def reply(self, turn_ids: Sequence[int]) -> Reply:
+        """Returns what the policy said: its ids before the first stop id, decoded once, whole."""
+        ids = tuple(turn_ids)
+        end = len(ids)
+        for position, token in enumerate(ids):
+            if token in self._stops:
+                end = position
+                break
+        text = self.tokenizer.decode(ids[:end])
+        thinking, content = split_thinking(text, self._opens)
+        return Reply(
+            text=text,
+            content=content,
+            ids=ids,
+            thinking=thinking,
+            complete=end < len(ids),
+            malformed=end < len(ids) - 1,
+            opened=self.opener,
+        )
+
+    def say(self, text: str) -> list[int]:
+        """Returns what a policy would have sampled for ``text``, the end id included.
+
+        Example:
+            >>> ChatRenderer("bytes").say("ok")
+            [111, 107, 258]
+        """
+        return self._dialect.say(text)
+
+    def transcript(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None
+    ) -> tuple[list[int], list[bool]]:
+        """Returns the ids of a whole conversation and which of them a policy would have sampled.
+
+        Every assistant message is what ``say`` gives; messages after the last one are written without a
+        generation prompt.
+
+        Returns:
+            ids and mask, both of one length.
+
+        Example:
+            >>> ids, mask = ChatRenderer("bytes").transcript(
+            ...     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            ... )
+            >>> ids, [i for i, sampled in zip(ids, mask) if sampled]
+            ([257, 260, 97, 261, 98, 258], [98, 258])
+        """
+        ids: list[int] = []
+        mask: list[bool] = []
+        for piece, sampled in self._pieces(messages, tools):
+            ids += piece
+            mask += [sampled] * len(piece)
+        return ids, mask
+
+    def _pieces(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[tuple[list[int], bool]]:
+        """Returns a conversation's ids in turn: context (False), what the policy said (True), context, ..."""
+        pieces: list[tuple[list[int], bool]] = []
+        waiting: list[Mapping[str, Any]] = []
+        last: int | None = None
+        for message in messages:
+            if message.get("role") != "assistant":
+                waiting.append(message)
+                continue
+            if not waiting:
+                raise TemplateError("every assistant message of a transcript must answer another message")
+            context = (
+                self.prompt(waiting, tools) if not pieces else self._dialect.bridge(last, waiting, tools)
+            )
+            said = self.say(message["content"])
+            last = said[-1]
+            pieces += [(context, False), (said, True)]
+            waiting = []
+        if waiting:
+            rest = (
+                self._dialect.bridge(last, waiting, tools, speak=False)
+                if pieces
+                else self._dialect.prompt(waiting, tools, speak=False)
+            )
+            pieces.append((rest, False))
+        return pieces
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChatRenderer:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.tokenizer, self._arguments)
+
+    def __repr__(self) -> str:
+        return f"ChatRenderer({self.tokenizer.name!r}, past={self.past!r})"
+
+
+def _rebuild(tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> ChatRenderer:
+    """Unpickles a renderer from its arguments."""
+    return ChatRenderer(tokenizer, **arguments)
+
+
+_cache: dict[int, ChatRenderer] = {}
+
+
+def chat_renderer(tokenizer: str | Tokenizer | Any = "bytes") -> ChatRenderer:
+    """Returns the renderer with default settings, one object per tokenizer and process.
+
+    Example:
+        >>> chat_renderer("bytes") is chat_renderer("bytes")
+        True
+    """
+    loaded = load_tokenizer(tokenizer)
+    # The renderer keeps its tokenizer alive, so an id is never reused.
+    if id(loaded) not in _cache:
+        _cache[id(loaded)] = ChatRenderer(loaded)
+    return _cache[id(loaded)]
+
+
+def split_thinking(text: str, opened: bool) -> tuple[str | None, str]:
+    """Returns ``(thinking or None, content)`` of a turn's text.
+
+    Args:
+        text: all that was said.
+        opened: the generation prompt had opened a think block.
+
+    Example:
+        >>> split_thinking("<think>\\neasy\\n</think>\\n\\n4", opened=False)
+        ('easy', '4')
+        >>> split_thinking("4", opened=False)
+        (None, '4')
+    """
+    body = text
+    if not opened:
+        start = text.lstrip()
+        if not start.startswith("<think>"):
+            return None, text
+        body = start[len("<think>") :]
+    thinking, closed, content = body.partition("</think>")
+    return thinking.strip("\n"), content.lstrip("\n") if closed else ""
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
