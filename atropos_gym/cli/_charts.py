@@ -82,7 +82,9 @@ def learning_curve(lines: Sequence[Line], references: dict[str, float], *, x_lab
             for x, y in line.points:
                 cx, cy = at(x, y)
                 parts.append(f'<circle class="dot {line.kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="3.5">')
-                parts.append(f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {_signed(y)}</title></circle>")
+                parts.append(
+                    f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {_signed(y)}</title></circle>"
+                )
     parts.append("</svg>")
     legend = "".join(f'<span class="key {line.kind}">{escape(line.name)}</span>' for line in lines)
     return f'<figure>{"".join(parts)}<figcaption class="legend">{legend}</figcaption></figure>'
@@ -100,7 +102,9 @@ def _references(references: dict[str, float], at: object, right: float) -> list[
     for (name, value), y, label in zip(ordered, heights, labels, strict=True):
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<polyline class="leader" points="{right},{y:.1f} {right + 8},{label:.1f}"/>')
-        parts.append(f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">{escape(name)} {_signed(value)}</text>')
+        parts.append(
+            f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">{escape(name)} {_signed(value)}</text>'
+        )
     return parts
 
 

@@ -69,7 +69,9 @@ def parse(words: Sequence[str]) -> Command | None:
     if spoken.verb == "train" and spoken.resume is not None:
         if flags or spoken.config is not None:
             named = ", ".join(_flag(name) for name in flags) or "--config"
-            raise ConfigError(f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {named}")
+            raise ConfigError(
+                f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {named}"
+            )
         return Command("train", Config(), spoken.dry_run, spoken.resume)
     config = resolve(spoken.verb, flags, spoken.config)
     return Command(spoken.verb, config, spoken.dry_run, given=frozenset(flags))
@@ -92,7 +94,9 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"atropos-gym {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
     for verb, line in VERBS.items():
-        sub = verbs.add_parser(verb, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False)
+        sub = verbs.add_parser(
+            verb, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False
+        )
         _add_switches(sub, verb)
         _add_fields(sub, verb)
     return parser
@@ -100,11 +104,17 @@ def _parser() -> _Parser:
 
 def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
     if Config.reads(verb):
-        sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
-        sub.add_argument("--dry-run", action="store_true", help="print the whole configuration as YAML and stop")
+        sub.add_argument(
+            "--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it"
+        )
+        sub.add_argument(
+            "--dry-run", action="store_true", help="print the whole configuration as YAML and stop"
+        )
     sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if verb == "train":
-        sub.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x")
+        sub.add_argument(
+            "--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x"
+        )
     sub.set_defaults(dry_run=False, config=None)
 
 
@@ -169,7 +179,9 @@ def _pair(word: str) -> tuple[str, Any]:
 def _refuse(verb: str, word: str) -> NoReturn:
     """Says why a word is no flag of a verb: another verb's, or misspelt."""
     if not word.startswith("-"):
-        raise ConfigError(f"{verb}: unexpected {word!r}; values belong to flags (`atropos-gym {verb} --help`)")
+        raise ConfigError(
+            f"{verb}: unexpected {word!r}; values belong to flags (`atropos-gym {verb} --help`)"
+        )
     flag = word.split("=")[0]
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     name = "env_args" if name == "env_arg" else name

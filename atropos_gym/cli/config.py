@@ -240,7 +240,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise MissingData(f"no configuration file {str(path)!r}; `--dry-run` prints one to start from") from None
+        raise MissingData(
+            f"no configuration file {str(path)!r}; `--dry-run` prints one to start from"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {str(path)!r} as a configuration file: {error}") from None
     except yaml.YAMLError as error:

@@ -113,12 +113,16 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         tiles.append((_signed(summary["optimal"]), "the best there is"))
     if summary.get("episodes_trained"):
         updates, episodes = summary.get("updates", 0), summary["episodes_trained"]
-        tiles.append((f"{episodes:,}", f"training episodes in {updates} updates, {summary.get('swaps', 0)} swaps"))
+        tiles.append(
+            (f"{episodes:,}", f"training episodes in {updates} updates, {summary.get('swaps', 0)} swaps")
+        )
     seconds = sum((summary.get("seconds") or {}).values())
     if seconds:
         cpu = f", {summary['cpu_seconds']:.0f} CPU seconds" if summary.get("cpu_seconds") else ""
         tiles.append((f"{int(seconds) // 60}:{int(seconds) % 60:02d}", f"minutes in all{cpu}"))
-    inner = "".join(f'<div class="tile"><b>{value}</b><span>{escape(what)}</span></div>' for value, what in tiles)
+    inner = "".join(
+        f'<div class="tile"><b>{value}</b><span>{escape(what)}</span></div>' for value, what in tiles
+    )
     return f'<div class="tiles">{inner}</div>' if tiles else ""
 
 
@@ -142,7 +146,12 @@ def _stages(summary: Mapping[str, Any]) -> str:
     first = " first"
     for name, value in references(summary).items():
         blanks = ["", "", "", ""]
-        rows.append(_row([name, *blanks, _signed(value), ""] if exact else [name, "", _signed(value), "", ""], f"beside{first}"))
+        rows.append(
+            _row(
+                [name, *blanks, _signed(value), ""] if exact else [name, "", _signed(value), "", ""],
+                f"beside{first}",
+            )
+        )
         first = ""
     header = "".join(f"<th>{escape(word)}</th>" for word in head)
     return _section(
@@ -171,7 +180,9 @@ def references(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _curve(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
-    rollout = [(m["update"], m["rollout/ep_rew_mean"]) for m in metrics if m.get("rollout/ep_rew_mean") is not None]
+    rollout = [
+        (m["update"], m["rollout/ep_rew_mean"]) for m in metrics if m.get("rollout/ep_rew_mean") is not None
+    ]
     exact = [(point["update"], point["exact"]) for point in summary.get("curve") or []]
     if not rollout and not exact:
         return ""
@@ -195,13 +206,20 @@ def _tables(summary: Mapping[str, Any]) -> str:
     grids, same, cells = [], 0, 0
     for kind in ("hard", "soft"):
         for name, table in (("learned", learned), ("textbook", textbook)):
-            grids.append(f"<div><h3>{kind.capitalize()} hands, {name}</h3>{_grid(table[kind], textbook[kind])}</div>")
+            grids.append(
+                f"<div><h3>{kind.capitalize()} hands, {name}</h3>{_grid(table[kind], textbook[kind])}</div>"
+            )
         for total, row in learned[kind].items():
             same += sum(a == b for a, b in zip(row, textbook[kind][total], strict=True))
             cells += len(row)
     swatches = "".join(
         f'<span><span class="swatch {kind}"></span>{text}</span>'
-        for kind, text in (("hit", "hit"), ("stick", "stick"), ("invalid", "neither"), ("differs", "not textbook"))
+        for kind, text in (
+            ("hit", "hit"),
+            ("stick", "stick"),
+            ("invalid", "neither"),
+            ("differs", "not textbook"),
+        )
     )
     return _section(
         "What it learned to do",
@@ -236,7 +254,9 @@ def _section(title: str, inner: str, kind: str = "") -> str:
 
 
 def _details(title: str, text: str) -> str:
-    return f"<section><details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details></section>"
+    return (
+        f"<section><details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details></section>"
+    )
 
 
 def _row(cells: Sequence[str], kind: str) -> str:
