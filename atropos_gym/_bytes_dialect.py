@@ -81,12 +81,10 @@ class BytesDialect:
             role = message.get("role")
             content = message.get("content")
             if role not in _ROLES:
-                raise TemplateError(
-                    f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes tokenizer)"
-                )
+                raise TemplateError(f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes)")
             if not isinstance(content, str):
                 raise TemplateError(
-                    f"content of a {role} message must be a str, got {type(content).__name__} (bytes tokenizer)"
+                    f"content of a {role} message must be a str, got {type(content).__name__} (bytes)"
                 )
             ids.append(_ROLES[role])
             ids.extend(content.encode("utf-8", "surrogatepass"))

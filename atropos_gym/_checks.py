@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -55,8 +55,9 @@ def action_ids(action: Any, space: TokenSequence) -> list[int]:
     elif isinstance(action, (list, tuple)):
         for position, value in enumerate(action):
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+                kind = type(value).__name__
                 raise TypeError(
-                    f"an action must hold integers, got {value!r} ({type(value).__name__}) at position {position}"
+                    f"an action must hold integers, got {value!r} ({kind}) at position {position}"
                 )
         ids = [int(value) for value in action]
     else:
@@ -102,7 +103,7 @@ def author_messages(content: Any, owner: str, where: str) -> list[Message]:
                     f"got {message!r:.80} at position {position}"
                 )
         if content or where != "begin()":
-            return [Message(**message) for message in content]
+            return [cast(Message, dict(message)) for message in content]
     else:
         raise TypeError(f"{owner}: {where} must be a str or a list of messages, got {type(content).__name__}")
     raise ValueError(f"{owner}: begin() said nothing: return a str or at least one message")
@@ -137,6 +138,7 @@ def _plain(key: str, value: Any) -> Any:
         return [_plain(key, item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): float(number) for name, number in value.items()}
+    kind = type(value).__name__
     raise TypeError(
-        f"info[{key!r}] must be an int, float, str, bool, list or a flat dict of floats, got {type(value).__name__}"
+        f"info[{key!r}] must be an int, float, str, bool, list or a flat dict of floats, got {kind}"
     )

@@ -9,12 +9,12 @@ sampled ids are.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from atropos_gym._bytes_dialect import BytesDialect
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
-from atropos_gym.messages import Message, Reply
+from atropos_gym.messages import Reply
 from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
 
 __all__ = ["ChatRenderer", "Past", "Source", "chat_renderer", "split_thinking"]
@@ -187,7 +187,7 @@ class ChatRenderer:
 
     def advance(
         self,
-        ids: Sequence[int],
+        ids: Iterable[int],
         turn_ids: Sequence[int],
         conversation: Sequence[Mapping[str, Any]],
         messages: Sequence[Mapping[str, Any]],
@@ -196,7 +196,7 @@ class ChatRenderer:
         """Returns what follows a turn, and whether it opens a new segment.
 
         Args:
-            ids: the prompt of the turn.
+            ids: the prompt of the turn; any integers.
             turn_ids: what was sampled after it.
             conversation: the messages of the segment so far, the turn's own text last.
             messages: what is said now.
@@ -216,7 +216,7 @@ class ChatRenderer:
             except NewSegment:
                 return self.prompt([*conversation, *messages], tools), True
         prompt = self.prompt([*conversation, *messages], tools)
-        so_far = [*ids, *turn_ids]
+        so_far = [*map(int, ids), *turn_ids]
         if prompt[: len(so_far)] == so_far:
             return prompt[len(so_far) :], False
         return prompt, True
@@ -335,14 +335,14 @@ def chat_renderer(tokenizer: str | Tokenizer | Any = "bytes") -> ChatRenderer:
 
 
 def split_thinking(text: str, opened: bool) -> tuple[str | None, str]:
-    """Returns ``(thinking or None, content)`` of a turn's text.
+    r"""Returns ``(thinking or None, content)`` of a turn's text.
 
     Args:
         text: all that was said.
         opened: the generation prompt had opened a think block.
 
     Example:
-        >>> split_thinking("<think>\\neasy\\n</think>\\n\\n4", opened=False)
+        >>> split_thinking("<think>\neasy\n</think>\n\n4", opened=False)
         ('easy', '4')
         >>> split_thinking("4", opened=False)
         (None, '4')

@@ -63,26 +63,14 @@ class TokenSequence(spaces.Sequence):
 
     def contains(self, x: Any) -> bool:
         """Returns whether ``x`` is a 1-D integer array, list or tuple within the bounds."""
-        if isinstance(x, (list, tuple)):
-            if any(
-                isinstance(item, (bool, np.bool_)) or not isinstance(item, (int, np.integer)) for item in x
-            ):
+
+        if isinstance(x, np.ndarray):
+            if x.ndim != 1 or x.dtype.kind not in "iu" or not self.min_length <= x.size <= self.max_length:
                 return False
-            ids = x
-            size = len(x)
-        elif isinstance(x, np.ndarray):
-            if x.ndim != 1 or x.dtype.kind not in "iu":
-                return False
-            ids = x
-            size = x.size
-        else:
+            return x.size == 0 or bool(x.min() >= 0 and x.max() < self.vocab_size)
+        if not isinstance(x, (list, tuple)) or not self.min_length <= len(x) <= self.max_length:
             return False
-        if not self.min_length <= size <= self.max_length:
-            return False
-        if size == 0:
-            return True
-        low, high = (ids.min(), ids.max()) if isinstance(ids, np.ndarray) else (min(ids), max(ids))
-        return bool(low >= 0 and high < self.vocab_size)
+        return all(_is_int(item) and 0 <= item < self.vocab_size for item in x)
 
     def sample(
         self,
@@ -105,9 +93,7 @@ class TokenSequence(spaces.Sequence):
         """
         if mask is not None and probability is not None:
             raise ValueError("give mask= or probability=, not both")
-        wanted, weights = (
-            mask if mask is not None else probability if probability is not None else (None, None)
-        )
+        wanted, weights = mask or probability or (None, None)
         length = self._draw_length(wanted)
         if weights is None:
             return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
@@ -158,3 +144,8 @@ class TokenSequence(spaces.Sequence):
         """Returns a short form: it stands in every error about the space."""
         shortest = f", min_length={self.min_length}" if self.min_length else ""
         return f"TokenSequence({self.vocab_size}, max_length={self.max_length}{shortest})"
+
+
+def _is_int(value: Any) -> bool:
+    """Returns whether ``value`` is an integer and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

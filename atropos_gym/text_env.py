@@ -29,7 +29,7 @@ __all__ = ["TextEnv"]
 Ids = NDArray[np.int32]
 
 
-class TextEnv(gymnasium.Env[Ids, Ids]):
+class TextEnv(gymnasium.Env[Any, Any]):
     """Base of all text tasks: observations are whole prompts, actions are the sampled ids.
 
     Description:
@@ -100,6 +100,9 @@ class TextEnv(gymnasium.Env[Ids, Ids]):
     answers: tuple[str, ...] | None = None
     #: Known mean returns: ``random``, ``optimal`` or ``reference``. Replace it, do not write into it.
     scores: Mapping[str, float] = {}
+
+    observation_space: TokenSequence
+    action_space: TokenSequence
 
     _playing: bool | None = None
 
@@ -372,7 +375,7 @@ class TextEnv(gymnasium.Env[Ids, Ids]):
                 info["success"] = info["is_success"] = bool(feedback.success)
         return info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Returns the conversation as text in ``"ansi"`` mode, else None."""
         if self.render_mode != "ansi":
             return None
