@@ -71,9 +71,8 @@ def learning_curve(lines: Sequence[Line], references: dict[str, float], *, x_lab
         x = at(k * x_step, low)[0]
         parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">')
         parts.append(f"{k * x_step:g}</text>")
-    parts.append(
-        f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
-    )
+    parts.append(f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">')
+    parts.append(f"{escape(x_label)}</text>")
     parts += _references(references, at, right)
     for line in lines:
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line.points if math.isfinite(y))
@@ -102,9 +101,8 @@ def _references(references: dict[str, float], at: object, right: float) -> list[
     for (name, value), y, label in zip(ordered, heights, labels, strict=True):
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<polyline class="leader" points="{right},{y:.1f} {right + 8},{label:.1f}"/>')
-        parts.append(
-            f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">{escape(name)} {_signed(value)}</text>'
-        )
+        parts.append(f'<text class="reference" x="{right + 12}" y="{label + 4:.1f}">')
+        parts.append(f"{escape(name)} {_signed(value)}</text>")
     return parts
 
 
@@ -117,7 +115,8 @@ def bars(seconds: dict[str, float]) -> str:
     """
     most = max([*seconds.values(), 1e-9])
     rows = "".join(
-        f'<tr><th>{escape(name)}</th><td class="bar"><span style="width:{100 * value / most:.1f}%"></span></td>'
+        f"<tr><th>{escape(name)}</th>"
+        f'<td class="bar"><span style="width:{100 * value / most:.1f}%"></span></td>'
         f'<td class="number">{value:.1f} s</td></tr>'
         for name, value in seconds.items()
     )

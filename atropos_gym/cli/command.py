@@ -1,7 +1,7 @@
 """From words to a ``Command``: the verb, its configuration, and the few switches that are no settings.
 
-Every field of ``Config`` that a verb reads is a flag of it. argparse only splits the words; values are checked
-by ``Config``, so that a flag and a line of YAML are judged by the same rules.
+Every field of ``Config`` that a verb reads is a flag of it. argparse only splits the words; values are
+checked by ``Config``, so that a flag and a line of YAML are judged by the same rules.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ VERBS = {
 
 def _setting(default: Any, section: str, verbs: str, **constraints: Any) -> Any:
     """A field with its section in ``--help`` and the verbs that read it."""
-    return Field(default, json_schema_extra={"section": section, "verbs": verbs.split()}, **constraints)
+    return Field(
+        default, json_schema_extra={"section": section, "verbs": list[Any](verbs.split())}, **constraints
+    )
 
 
 class Config(BaseModel):
@@ -273,8 +275,10 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
         ConfigError: a value out of range; the message names field, value and where it came from.
 
     Example:
-        >>> resolve("train", {}).groups_per_update, resolve("train", {"env": "atropos/Taxi-v0"}).groups_per_update
-        (96, 8)
+        >>> resolve("train", {}).groups_per_update
+        96
+        >>> resolve("train", {"env": "atropos/Taxi-v0"}).groups_per_update
+        8
     """
     preset = verb == "train" and file is None and "env" not in flags and "policy" not in flags
     values = dict(MAIN_JOB) if preset else {}

@@ -68,7 +68,8 @@ def render_report(
         config: the configuration as YAML.
 
     Example:
-        >>> "after GRPO" in render_report({"env": "x", "after": {"mean": 1.0, "stderr": 0.0, "episodes": 2}}, [])
+        >>> after = {"mean": 1.0, "stderr": 0.0, "episodes": 2}
+        >>> "after GRPO" in render_report({"env": "x", "after": after}, [])
         True
     """
     css = resources.files("atropos_gym.cli").joinpath("report.css").read_text(encoding="utf-8")
@@ -158,8 +159,8 @@ def _stages(summary: Mapping[str, Any]) -> str:
         "Three stages" if len(present) == 3 else "Before and after",
         f'<table class="stages"><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         + (
-            '<p class="quiet">Exact values are computed by dynamic programming over the answer that the policy gives '
-            "in every state; an answer that is neither hit nor stick counts −1.</p>"
+            '<p class="quiet">Exact values are computed by dynamic programming over the answer that the '
+            "policy gives in every state; an answer that is neither hit nor stick counts −1.</p>"
             if exact
             else ""
         ),
