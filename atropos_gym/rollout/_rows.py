@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +55,12 @@ class RowBuilder:
         row.ids.extend(completion.ids)
         row.mask.extend(completion.ids)
         row.logprobs.extend(_checked_logprobs(completion))
-        row.turns.append(Turn(start, len(row.ids), 0.0, completion.version, stop_ids.isdisjoint(completion.ids)))
+        row.turns.append(
+            Turn(start, len(row.ids), 0.0, completion.version, stop_ids.isdisjoint(completion.ids))
+        )
 
     def observe(self, observation: NDArray[np.int32], segment: int, *, reward: float, ended: bool) -> None:
-        """Takes the environment's answer to the turn sampled last.
+        """Takes the environment's answer to the turn sampled last: a bridge, a new segment or the end.
 
         Raises:
             BrokenIds: ids changed within a segment, or the last observation is more than what was known.
@@ -84,8 +85,8 @@ class RowBuilder:
         row.mask.extend([UNTRAINED_MASK] * (len(ids) - known))
         row.logprobs.extend([UNTRAINED_LOGPROB] * (len(ids) - known))
 
-    def hear(self, messages: Sequence[Message], upto: SupportsIndex | None = None) -> None:
-        """Gives the open row the messages that no earlier row has, up to an index."""
+    def hear(self, messages: Sequence[Message], upto: int | None = None) -> None:
+        """Gives the open row the messages that no row has yet, up to an index."""
         heard = messages[self._said : upto]
         self.rows[-1].messages.extend(heard)
         self._said += len(heard)
@@ -115,8 +116,10 @@ def difference(known: Sequence[int], ids: Sequence[int]) -> str:
 
 
 def _checked_logprobs(completion: Completion) -> Sequence[float]:
-    """Returns one finite logprob <= 0 an id, rounding above 0 taken away."""
+    """Returns one finite logprob <= 0 for each id, rounding above 0 taken away."""
     logprobs = completion.logprobs
+    if logprobs is None and completion.trainable is not True:
+        return [0.0] * len(completion.ids)  # greedy: what was said was certain
     if logprobs is None or len(logprobs) != len(completion.ids):
         count = "no" if logprobs is None else len(logprobs)
         raise BrokenIds(f"engine returned {len(completion.ids)} ids with {count} logprobs")

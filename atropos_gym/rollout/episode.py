@@ -183,7 +183,8 @@ class EpisodeGroup:
                 {
                     **_fields(episode),
                     "rows": [
-                        {**_fields(row), "turns": [_fields(turn) for turn in row.turns]} for row in episode.rows
+                        {**_fields(row), "turns": [_fields(turn) for turn in row.turns]}
+                        for row in episode.rows
                     ],
                 }
                 for episode in self.episodes
@@ -200,7 +201,9 @@ class EpisodeGroup:
         try:
             return cls(**{**data, "episodes": [_episode(episode) for episode in data["episodes"]]})
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"this is no group of episodes as `atropos-gym collect` writes it: {error}") from error
+            raise ConfigError(
+                f"this is no group of episodes as `atropos-gym collect` writes it: {error}"
+            ) from error
 
 
 def _overrides(index: int, episode: Episode, row: Row) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def test_values_never_change() -> None:
 
 
 def test_another_process_gets_the_same_seeds() -> None:
-    code = "from atropos_gym.rollout.seeds import *; print(sampling_seed(5, 4, 3, 2, 1), chance_seed(5, 4, 3))"
+    code = (
+        "from atropos_gym.rollout.seeds import *; print(sampling_seed(5, 4, 3, 2, 1), chance_seed(5, 4, 3))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == [str(sampling_seed(5, 4, 3, 2, 1)), str(chance_seed(5, 4, 3))]
 
@@ -50,7 +52,9 @@ def test_every_coordinate_matters() -> None:
 
 
 def test_swapped_coordinates_do_not_collide() -> None:
-    seeds = {sampling_seed(0, g, m, t, a) for g in range(6) for m in range(6) for t in range(6) for a in range(3)}
+    seeds = {
+        sampling_seed(0, g, m, t, a) for g in range(6) for m in range(6) for t in range(6) for a in range(3)
+    }
     assert len(seeds) == 6 * 6 * 6 * 3
 
 

@@ -1,0 +1,193 @@
+"""Plays one episode: reset, sample, step, until it is over.
+
+Everything that can go wrong in it ends as ``EpisodeFailed`` with a reason that can be counted; what is wrong
+with the set-up as a whole (``UnequalStarts``) is raised as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from atropos_gym.engines.base import Completion, Engine, SamplingParams
+from atropos_gym.errors import EngineError, UnequalStarts, VersionExpired
+from atropos_gym.rollout._pool import Seat
+from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
+from atropos_gym.rollout.episode import Episode
+
+__all__ = ["ABORTS", "EpisodeFailed", "Plan", "Start", "play"]
+
+#: How often a completion is asked for again when the engine aborts it.
+ABORTS = 3
+
+_Answer = TypeVar("_Answer")
+
+
+class EpisodeFailed(Exception):
+    """An episode that could not be finished.
+
+    Attributes:
+        reason: what it is counted under; few different values.
+        message: one line for people.
+    """
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(slots=True)
+class Start:
+    """The common start of a group's members; the first one that is reset sets the prompt.
+
+    Attributes:
+        env: the environment's name, for errors.
+        seed: with which all members are reset.
+        options: handed to ``reset``.
+        prompt: first prompt, once known.
+        member: who set it.
+    """
+
+    env: str
+    seed: int
+    options: Mapping[str, Any] | None = None
+    prompt: list[int] | None = None
+    member: int = 0
+
+    def check(self, prompt: list[int], member: int) -> None:
+        """Compares a member's first prompt with the others'.
+
+        Raises:
+            UnequalStarts: they differ; the message names the position.
+        """
+        if self.prompt is None:
+            self.prompt, self.member = prompt, member
+        elif self.prompt != prompt:
+            raise UnequalStarts(
+                f"{self.env}: members {self.member} and {member} of a group start differently for seed "
+                f"{self.seed}: {difference(self.prompt, prompt)}; reset(seed=) must take all its chance from "
+                "np_random"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one episode is to be.
+
+    Attributes:
+        start: where it begins.
+        member: its number in the group.
+        chance: seed of what happens after the start; None goes on with the start's.
+        sampling: of every turn; ``max_tokens`` is lowered to what the environment allows.
+        seed_of: turn and attempt to the seed of one completion.
+        trainable: refuse completions that cannot be trained on.
+    """
+
+    start: Start
+    member: int
+    chance: int | None
+    sampling: SamplingParams
+    seed_of: Callable[[int, int], int]
+    trainable: bool = True
+
+
+async def play(
+    seat: Seat, engine: Engine, plan: Plan, *, on_abort: Callable[[], None] = lambda: None
+) -> Episode:
+    """Plays one episode under the version that is newest when it begins.
+
+    Args:
+        seat: the environment.
+        engine: who speaks.
+        plan: seeds, start and sampling.
+        on_abort: told of every completion that is asked for again.
+
+    Raises:
+        EpisodeFailed: environment or engine failed, or what they said does not fit together.
+        UnequalStarts: the first prompt is not that of the group.
+    """
+    start = plan.start
+    observation, info = await _in_env(seat.reset(start.seed, start.options, plan.chance))
+    start.check(ids_of(observation), plan.member)
+    env = seat.text_env
+    stop_ids = frozenset(env.stop_ids)
+    rows = RowBuilder(observation, info["segment"])
+    rewards: list[float] = []
+    invalid_turns = 0
+    ended = False
+    try:
+        async with engine.hold() as held:
+            while not ended:
+                completion = await _complete(
+                    engine, rows.prompt, info, held.version, plan, len(rewards), on_abort
+                )
+                rows.sample(completion, stop_ids)
+                said = len(env.messages) + 1
+                action = np.array(completion.ids, dtype=np.int32)
+                observation, reward, terminated, truncated, info = await _in_env(seat.step(action))
+                ended = terminated or truncated
+                rows.hear(env.messages, None if ended else said)
+                rows.observe(observation, info["segment"], reward=reward, ended=ended)
+                rewards.append(reward)
+                invalid_turns += bool(info.get("invalid"))
+    except BrokenIds as error:
+        raise EpisodeFailed("broken ids", str(error)) from error
+    except VersionExpired as error:
+        raise EpisodeFailed("version expired", str(error)) from error
+    except EngineError as error:
+        raise EpisodeFailed(f"engine: {type(error).__name__}", str(error)) from error
+    return Episode(
+        rows=rows.rows,
+        rewards=rewards,
+        messages=list(env.messages),
+        end_reason=str(info.get("end_reason", "terminated" if terminated else "truncated")),
+        success=info.get("success"),
+        truncated=bool(truncated),
+        invalid_turns=invalid_turns,
+        seed=start.seed,
+        member=plan.member,
+        info=info,
+    )
+
+
+async def _complete(
+    engine: Engine,
+    prompt: list[int],
+    info: Mapping[str, Any],
+    version: int,
+    plan: Plan,
+    turn: int,
+    on_abort: Callable[[], None],
+) -> Completion:
+    """Samples one turn; a completion that the engine aborts is asked for again under another seed."""
+    limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
+    for attempt in range(ABORTS + 1):
+        params = plan.sampling.with_(max_tokens=limit, seed=plan.seed_of(turn, attempt))
+        try:
+            completion = (await engine.generate(prompt, params, version=version))[0]
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EpisodeFailed(f"engine: {type(error).__name__}", str(error)) from error
+        if completion.finish_reason != "abort":
+            break
+        on_abort()
+    else:
+        raise EpisodeFailed("engine: abort", f"{engine.model} aborted turn {turn} {ABORTS + 1} times")
+    if plan.trainable and completion.trainable is not True:
+        raise EpisodeFailed(f"untrainable: {completion.trainable}", "its ids cannot be trained on")
+    if len(completion.ids) > limit:
+        raise BrokenIds(f"engine returned {len(completion.ids)} ids where at most {limit} were asked for")
+    return completion
+
+
+async def _in_env(call: Awaitable[_Answer]) -> _Answer:
+    """Awaits the environment; what it raises ends this episode only."""
+    try:
+        return await call
+    except Exception as error:
+        raise EpisodeFailed(f"env: {type(error).__name__}", str(error)) from error

@@ -1,0 +1,264 @@
+"""GroupCollector: plays an environment in groups with a language model.
+
+A group is ``group_size`` episodes from one start. Episodes run concurrently; every started group ends as
+exactly one of delivered, filtered or failed, and the counts add up. Nothing here trains or posts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
+from atropos_gym.errors import ConfigError
+from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score
+from atropos_gym.rollout._pool import EnvPool, EnvSource
+from atropos_gym.rollout._schedule import Run
+from atropos_gym.rollout.accounting import Accounting
+from atropos_gym.rollout.episode import EpisodeGroup
+
+__all__ = ["GroupCollector"]
+
+_Result = TypeVar("_Result")
+
+
+class GroupCollector:
+    """Plays groups of episodes and keeps, id for id, what the engine sampled.
+
+    Args:
+        env: an id, a ``TextEnv`` class, or a factory. An id or class is made with the engine's tokenizer
+            unless ``env_kwargs`` names one.
+        engine: who speaks.
+        group_size: episodes of a group.
+        concurrency: most episodes in flight.
+        sampling: how turns are sampled; its ``max_tokens`` is lowered to what the environment allows. None
+            samples at temperature 1.
+        seed: of the run: all starts, chances and samples follow from it.
+        score: ``"return"``, or a callable (plain or async) from the group's episodes to one score each; None
+            takes an episode out. A group with fewer than two scored members is withheld.
+        filters: callables on the scored group, or a mapping of names to them; True keeps it. They are counted
+            by name.
+        on_partial: what to do when an episode fails: ``"drop"`` the group, ``"keep"`` the other members, or
+            ``"retry"`` the episode, three times at most.
+        deadline: seconds that an episode may take, by the event loop's clock; None for no limit. A step that
+            blocks the loop cannot be cut off: see ``blocking``.
+        common_random_numbers: members also share all chance after the start.
+        env_kwargs: keywords for the environments.
+        options: handed to every ``reset``.
+        blocking: play steps in threads. None asks the environment's attribute ``blocking``, else no.
+
+    Attributes:
+        env: a ``TextEnv`` of the kind that is played: its limits, scores and tokenizer.
+        next_number: of the group that ``collect`` and ``stream`` begin with unless told.
+
+    Raises:
+        ConfigError: an argument that cannot work, named.
+        TokenizerMismatch: environment and engine have different tokenizers; both are named.
+
+    Example:
+        >>> from atropos_gym import make_engine
+        >>> engine = make_engine("scripted", table=["stick", "hit"])
+        >>> collector = GroupCollector("atropos/Blackjack-v0", engine, group_size=4, seed=1)
+        >>> groups = collector.collect(2)
+        >>> [len(group.episodes) for group in groups], collector.report["delivered"]
+        ([4, 4], 2)
+    """
+
+    def __init__(
+        self,
+        env: EnvSource,
+        engine: Engine,
+        *,
+        group_size: int = 8,
+        concurrency: int = 64,
+        sampling: SamplingParams | None = None,
+        seed: int = 0,
+        score: Score = "return",
+        filters: Sequence[Filter] | Mapping[str, Filter] = (),
+        on_partial: OnPartial = "drop",
+        deadline: float | None = 600.0,
+        common_random_numbers: bool = False,
+        env_kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        blocking: bool | None = None,
+    ) -> None:
+        _check(group_size, concurrency, score, on_partial, deadline)
+        self.engine = engine
+        self.group_size = group_size
+        self.concurrency = concurrency
+        self._pool = EnvPool(env, tokenizer=engine.tokenizer, player=engine.model, env_kwargs=env_kwargs)
+        self.env = self._pool.env
+        self.sampling = sampling or SamplingParams(max_tokens=self.env.max_turn_tokens)
+        trainable = sampling_trainable(self.sampling)
+        if trainable is not True:
+            raise ConfigError(
+                f"sampling with {trainable} cannot be trained on: leave it out (evaluate() plays greedily)"
+            )
+        if blocking if blocking is not None else getattr(self.env, "blocking", False):
+            self._pool.threads = ThreadPoolExecutor(concurrency, thread_name_prefix="env")
+        self._accounting = Accounting()
+        self._player = GroupPlayer(
+            pool=self._pool,
+            engine=engine,
+            accounting=self._accounting,
+            group_size=group_size,
+            sampling=self.sampling,
+            seed=seed,
+            score=score,
+            filters=_named(filters),
+            on_partial=on_partial,
+            deadline=deadline,
+            common_random_numbers=common_random_numbers,
+            options=options,
+            fingerprint=engine.tokenizer.fingerprint,
+        )
+        self.next_number = 0
+        self._runs: set[Run] = set()
+        self._closed = False
+        self._one_collect = threading.Lock()
+        # One event loop for all calls of collect(): an engine's connections belong to the loop they were made in.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._finalizer = weakref.finalize(self, _close_runner, self._runner)
+
+    @property
+    def name(self) -> str:
+        """Id or class name of the environment."""
+        return self._pool.name
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What became of every group so far: started = delivered + filtered + failed + in flight."""
+        return self._accounting.report()
+
+    def collect(self, n: int, *, first_number: int | None = None) -> list[EpisodeGroup]:
+        """Plays until ``n`` groups are delivered and returns them by number. Blocks.
+
+        Also works inside a running event loop (a notebook): then it plays in a thread of its own.
+
+        Args:
+            n: groups wanted; a group that is filtered or fails is replaced by the next number.
+            first_number: number of the first group; None goes on where the last call ended.
+
+        Raises:
+            CollectionFailed: too many groups in a row were lost; the message says to what.
+            UnequalStarts: a group's members began differently.
+        """
+        with self._one_collect:
+            return _run(self._runner, self.acollect(n, first_number=first_number))
+
+    async def acollect(self, n: int, *, first_number: int | None = None) -> list[EpisodeGroup]:
+        """Does what ``collect`` does, in the running event loop."""
+        if n < 0:
+            raise ConfigError(f"collect(n) needs n >= 0, got {n}")
+        run = self._open(first_number, limit=n)
+        groups = []
+        try:
+            while (group := await run.next()) is not None:
+                groups.append(group)
+        finally:
+            await self._close(run)
+        return sorted(groups, key=lambda group: group.number)
+
+    async def stream(self, *, first_number: int | None = None) -> AsyncIterator[EpisodeGroup]:
+        """Yields groups as they are finished, until ``stop``; plays on while the caller is busy.
+
+        At most ``concurrency // group_size`` finished groups wait for the caller.
+        """
+        run = self._open(first_number, limit=None)
+        try:
+            while (group := await run.next()) is not None:
+                yield group
+        finally:
+            await self._close(run)
+
+    async def stop(self) -> None:
+        """Ends every ``stream`` and ``collect``: what is in flight is cancelled, what is finished is delivered."""
+        here = asyncio.get_running_loop()
+        for run in list(self._runs):
+            if run.loop is here:
+                await run.stop()
+            else:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run.stop(), run.loop))
+
+    def close(self) -> None:
+        """Closes the environments; idempotent. Call it when nothing is being played."""
+        self._closed = True
+        self._pool.close()
+        if self._pool.threads is not None:
+            self._pool.threads.shutdown(wait=False)
+        self._finalizer()
+
+    def _open(self, first_number: int | None, limit: int | None) -> Run:
+        if self._closed:
+            raise ConfigError("this collector is closed: make a new one")
+        run = Run(
+            self._player,
+            concurrency=self.concurrency,
+            first_number=self.next_number if first_number is None else first_number,
+            limit=limit,
+        )
+        self._runs.add(run)
+        return run
+
+    async def _close(self, run: Run) -> None:
+        try:
+            await run.close()
+        finally:
+            self._runs.discard(run)
+            self.next_number = run.next_number
+
+
+def _check(
+    group_size: int, concurrency: int, score: Score, on_partial: OnPartial, deadline: float | None
+) -> None:
+    """Refuses arguments that cannot work."""
+    for name, value in (("group_size", group_size), ("concurrency", concurrency)):
+        if value < 1:
+            raise ConfigError(f"{name} must be >= 1, got {value}")
+    if score != "return" and not callable(score):
+        raise ConfigError(f"score must be 'return' or a callable on the group's episodes, got {score!r}")
+    if on_partial not in ("drop", "keep", "retry"):
+        raise ConfigError(f"on_partial must be 'drop', 'keep' or 'retry', got {on_partial!r}")
+    if deadline is not None and not deadline > 0:
+        raise ConfigError(f"deadline must be > 0 seconds or None, got {deadline}")
+
+
+def _named(filters: Sequence[Filter] | Mapping[str, Filter]) -> dict[str, Filter]:
+    """Returns filters by the name that they are counted under."""
+    if isinstance(filters, Mapping):
+        return dict(filters)
+    named: dict[str, Filter] = {}
+    for keeps in filters:
+        name = getattr(keeps, "__name__", type(keeps).__name__)
+        if name in named:
+            raise ConfigError(f"two filters are called {name!r}: pass a mapping of names to filters")
+        named[name] = keeps
+    return named
+
+
+def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Runs ``work`` to its end, in a thread of its own where an event loop runs in this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return runner.run(work)
+    return _in_thread(lambda: runner.run(work))
+
+
+def _in_thread(call: Callable[[], _Result]) -> _Result:
+    with ThreadPoolExecutor(1, thread_name_prefix="collect") as thread:
+        return thread.submit(call).result()
+
+
+def _close_runner(runner: asyncio.Runner) -> None:
+    """Closes the runner's loop, wherever the garbage collector happens to find it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        runner.close()
+    else:
+        _in_thread(runner.close)
