@@ -88,7 +88,7 @@ class GroupPlayer:
                     task.cancel()
                 await asyncio.gather(*unfinished, return_exceptions=True)
         failures: list[EpisodeFailed] = []
-        # In order of members where several failed at once, so that the reason does not depend on a set's order.
+        # By member where several failed at once: the reason must not depend on a set's order.
         for task in members:
             if task in done and not task.cancelled() and (error := task.exception()) is not None:
                 if not isinstance(error, EpisodeFailed):

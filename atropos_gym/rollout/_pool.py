@@ -105,8 +105,8 @@ class EnvPool:
     ) -> None:
         if not isinstance(env, str) and not callable(env):
             raise ConfigError(
-                f"env must be an id, a TextEnv class or a factory, got {type(env).__name__}: several episodes "
-                "are played at a time, so give something that makes environments, such as lambda: MyEnv()"
+                f"env must be an id, a TextEnv class or a factory, got {type(env).__name__}: many are "
+                "played at a time, so give what makes environments, such as lambda: MyEnv()"
             )
         self._source = env
         self._kwargs = dict(env_kwargs or {})
@@ -161,7 +161,7 @@ class EnvPool:
             made = self._source(**self._kwargs)
         if not isinstance(made, gymnasium.Env) or not isinstance(made.unwrapped, TextEnv):
             raise ConfigError(
-                f"{self._source!r} makes {type(made).__name__}, which is no TextEnv: wrap a simulator in GymTextEnv"
+                f"{self._source!r} makes {type(made).__name__}, which is no TextEnv: wrap it in GymTextEnv"
             )
         return made
 
@@ -177,5 +177,5 @@ class EnvPool:
         self.close()
         raise TokenizerMismatch(
             f"{self.name} speaks the ids of tokenizer {own.name} ({own.fingerprint[:15]}), {player} those of "
-            f"{tokenizer.name} ({tokenizer.fingerprint[:15]}): make the environment with the player's tokenizer"
+            f"{tokenizer.name} ({tokenizer.fingerprint[:15]}): make the environment with the latter"
         )

@@ -1,8 +1,8 @@
 """Which groups are in flight: starts them in order, hands them over, ends cleanly.
 
 A run keeps ``concurrency`` episodes in flight. With a limit it starts a group for each one that is still
-wanted, and another for each that is lost; without one it goes on until it is stopped, with a bounded number of
-finished groups that nobody has taken yet.
+wanted, and another for each that is lost; without one it goes on until it is stopped, with a bounded number
+of finished groups that nobody has taken yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atropos_gym.rollout.episode import EpisodeGroup
 
 __all__ = ["Run"]
 
-#: Groups that filters may take out in a row before the run gives up: a filter that keeps nothing is a mistake.
+#: Groups that filters may take out in a row: a filter that keeps nothing at all is a mistake.
 FILTERED_IN_A_ROW = 2000
 
 
@@ -138,7 +138,8 @@ class Run:
             most = self._patience
         self._lost_in_a_row[lost.kind] += 1
         if self._lost_in_a_row[lost.kind] >= most and self._error is None:
-            because = f"{lost.reason} ({lost.message})" if lost.message else lost.reason
+            name = self._player.pool.name
             self._error = CollectionFailed(
-                f"{self._player.pool.name}: {most} groups in a row were {lost.kind}, the last one by {because}"
+                f"{name}: {most} groups in a row were {lost.kind}, the last one by {lost.reason}"
+                + (f" ({lost.message})" if lost.message else "")
             )

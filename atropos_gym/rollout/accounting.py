@@ -75,7 +75,7 @@ class Accounting:
             self.messages[reason] = message
 
     def report(self) -> dict[str, Any]:
-        """Returns the counts as plain JSON data; groups started = delivered + filtered + failed + in flight."""
+        """Returns the counts as JSON data; groups started = delivered + filtered + failed + in flight."""
         return {
             "started": self.started,
             "delivered": self.delivered,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError
+from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score
 from atropos_gym.rollout._pool import EnvPool, EnvSource
 from atropos_gym.rollout._schedule import Run
@@ -22,8 +23,6 @@ from atropos_gym.rollout.accounting import Accounting
 from atropos_gym.rollout.episode import EpisodeGroup
 
 __all__ = ["GroupCollector"]
-
-_Result = TypeVar("_Result")
 
 
 class GroupCollector:
@@ -120,9 +119,9 @@ class GroupCollector:
         self._runs: set[Run] = set()
         self._closed = False
         self._one_collect = threading.Lock()
-        # One event loop for all calls of collect(): an engine's connections belong to the loop they were made in.
+        # One loop for all calls of collect(): an engine's connections belong to the loop that made them.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._finalizer = weakref.finalize(self, _close_runner, self._runner)
+        self._finalizer = weakref.finalize(self, close_anywhere, self._runner)
 
     @property
     def name(self) -> str:
@@ -148,7 +147,7 @@ class GroupCollector:
             UnequalStarts: a group's members began differently.
         """
         with self._one_collect:
-            return _run(self._runner, self.acollect(n, first_number=first_number))
+            return run_anywhere(self._runner, self.acollect(n, first_number=first_number))
 
     async def acollect(self, n: int, *, first_number: int | None = None) -> list[EpisodeGroup]:
         """Does what ``collect`` does, in the running event loop."""
@@ -176,7 +175,7 @@ class GroupCollector:
             await self._close(run)
 
     async def stop(self) -> None:
-        """Ends every ``stream`` and ``collect``: what is in flight is cancelled, what is finished is delivered."""
+        """Ends every ``stream`` and ``collect``: cancels what is in flight, delivers what is finished."""
         here = asyncio.get_running_loop()
         for run in list(self._runs):
             if run.loop is here:
@@ -238,27 +237,3 @@ def _named(filters: Sequence[Filter] | Mapping[str, Filter]) -> dict[str, Filter
             raise ConfigError(f"two filters are called {name!r}: pass a mapping of names to filters")
         named[name] = keeps
     return named
-
-
-def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs ``work`` to its end, in a thread of its own where an event loop runs in this one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return runner.run(work)
-    return _in_thread(lambda: runner.run(work))
-
-
-def _in_thread(call: Callable[[], _Result]) -> _Result:
-    with ThreadPoolExecutor(1, thread_name_prefix="collect") as thread:
-        return thread.submit(call).result()
-
-
-def _close_runner(runner: asyncio.Runner) -> None:
-    """Closes the runner's loop, wherever the garbage collector happens to find it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        runner.close()
-    else:
-        _in_thread(runner.close)
