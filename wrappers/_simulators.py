@@ -24,8 +24,9 @@ def make_simulator(env_id: str, keywords: Mapping[str, Any]) -> tuple[gymnasium.
         ConfigError: Gymnasium does not know the id, or refuses it or the keywords; its own words are in it.
 
     Example:
-        >>> make_simulator("FrozenLake-v1", {"is_slippery": False})
-        (<FrozenLakeEnv<FrozenLake-v1>>, 100)
+        >>> lake, limit = make_simulator("FrozenLake-v1", {"is_slippery": False})
+        >>> type(lake).__name__, limit
+        ('FrozenLakeEnv', 100)
     """
     module, _, name = env_id.rpartition(":")
     try:

@@ -23,8 +23,11 @@ class TaxiDescriber(Describer):
     """Full sentences; rows and columns count from 0 at the top left.
 
     Example:
-        >>> print(TaxiDescriber(gymnasium.make("Taxi-v4")).describe(337))
-        The taxi is at row 3, column 1. The passenger is in the taxi and wants to go to green (row 0, column 4).
+        >>> taxi = TaxiDescriber(gymnasium.make("Taxi-v4"))
+        >>> taxi.describe(337)[:54]
+        'The taxi is at row 3, column 1. The passenger is in th'
+        >>> taxi.parse(taxi.describe(337))
+        337
     """
 
     names = ("south", "north", "east", "west", "pickup", "dropoff")
@@ -47,7 +50,9 @@ class TaxiDescriber(Describer):
     def rules(self) -> str:
         """Returns the task and the map."""
         town = "\n".join("".join(row) for row in np.asarray(self._taxi.desc).astype("U1"))
-        weather = " It rains: a move may drift to a side." if getattr(self._taxi, "is_rainy", False) else ""
+        # The simulator keeps no flag for rain: it rains where one move has several ends.
+        rains = any(len(ends) > 1 for actions in self._taxi.P.values() for ends in actions.values())
+        weather = " It rains: a move may drift to a side." if rains else ""
         if getattr(self._taxi, "fickle_passenger", False):
             weather += " The passenger may change the destination once, on the first move aboard."
         return (
