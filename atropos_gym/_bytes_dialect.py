@@ -29,19 +29,27 @@ class BytesDialect:
     opener = ""
     min_bridge = 3
     rewrites_history = False
+    channels = False
     identity: Mapping[str, Any] = {"kind": "bytes"}
 
     def __init__(self) -> None:
         kept = {"plain": True, "whitespace": True, "thinking": True, "empty": True}
+        form = {
+            "close": _END,
+            "close_kind": "normal",
+            "history_head_equals_prompt": True,
+            "bridge_independent_of_history": True,
+        }
         self.report: dict[str, Any] = {
             "generation_prompt": "",
-            "close_kind": {"user": "normal", "tool": "normal"},
             "history_keeps": kept,
-            "history_head_equals_prompt": True,
             "last_turn_is_prefix": True,
+            "user_text_kept": True,
             "system_role": True,
             "roles_alternate": False,
             "notes": [],
+            "user": form,
+            "tool": dict(form),
         }
 
     def prompt(
@@ -72,6 +80,22 @@ class BytesDialect:
     def say(self, text: str) -> list[int]:
         """Returns the bytes of ``text`` and the end id."""
         return [*text.encode("utf-8", "surrogatepass"), _END]
+
+    def said(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        first: bool,
+        speak: bool,
+        size: int,
+    ) -> list[bool]:
+        """Returns for each id of a prompt (``first``) or bridge whether a message's text put it there."""
+        if first:
+            ids = self.prompt(messages, tools, speak=speak)
+        else:
+            ids = self.bridge(None, messages, tools, speak=speak)
+        return [i < 256 for i in ids][-size:]
 
     def _write(self, ids: list[int], messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
         """Appends the messages to ``ids``."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from atropos_gym._bytes_dialect import BytesDialect
+from atropos_gym._reply_text import split_channels, split_thinking
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
-from atropos_gym.messages import Reply
+from atropos_gym.messages import Reply, ToolCall
 from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
 
-__all__ = ["ChatRenderer", "Past", "Source", "chat_renderer", "split_thinking"]
+__all__ = ["ChatRenderer", "Past", "Source", "chat_renderer"]
 
 Past = Literal["append", "template"]
 #: Who put an id there: the template, a message's text, or the policy.
@@ -34,6 +36,7 @@ class Dialect(Protocol):
         rewrites_history: the bridge changes with the history, so every turn is a segment.
         identity: what decides the ids beside the tokenizer; part of the fingerprint.
         report: what was found at construction.
+        channels: a turn is made of channels (harmony): the reply's content is the last final one.
     """
 
     stop_ids: tuple[int, ...]
@@ -42,6 +45,7 @@ class Dialect(Protocol):
     rewrites_history: bool
     identity: Mapping[str, Any]
     report: dict[str, Any]
+    channels: bool
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True
@@ -63,6 +67,31 @@ class Dialect(Protocol):
     def say(self, text: str) -> list[int]:
         """Ids that a policy would have sampled for ``text``, the end id included."""
         ...
+
+    def said(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        first: bool,
+        speak: bool,
+        size: int,
+    ) -> list[bool]:
+        """For each id of a prompt (``first``) or bridge: whether a message's text put it there.
+
+        A bridge of ``size`` ids may stand without the end of the turn before it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stretch of a transcript: what the policy reads, or what it said."""
+
+    ids: list[int]
+    messages: list[Mapping[str, Any]]
+    sampled: bool
+    speak: bool = True
 
 
 class ChatRenderer:
@@ -111,7 +140,7 @@ class ChatRenderer:
         _one_of("system", system, ("auto", "role", "merge"))
         _one_of("tool_role", tool_role, ("auto", "tool", "user"))
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "template": template,
             "template_kwargs": dict(template_kwargs or {}),
             "stop_ids": None if stop_ids is None else tuple(stop_ids),
@@ -143,7 +172,16 @@ class ChatRenderer:
                 if arguments[name]:
                     raise ConfigError(f"{name}= has no meaning for the bytes tokenizer: leave it out")
             return BytesDialect()
-        raise ConfigError(f"no chat rendering for tokenizer {self.tokenizer.name}")
+        from atropos_gym._hf_tokenizer import HFTokenizer
+
+        if not isinstance(self.tokenizer, HFTokenizer):
+            raise ConfigError(
+                f"tokenizer {self.tokenizer.name!r} ({type(self.tokenizer).__name__}) has no chat template: "
+                "use 'bytes' or a Hugging Face tokenizer"
+            )
+        from atropos_gym._template_dialect import TemplateDialect
+
+        return TemplateDialect(self.tokenizer, **{k: v for k, v in arguments.items() if k != "past"})
 
     @property
     def opens_thinking(self) -> bool:
@@ -230,12 +268,17 @@ class ChatRenderer:
                 end = position
                 break
         text = self.tokenizer.decode(ids[:end])
-        thinking, content = split_thinking(text, self._opens)
+        calls: tuple[ToolCall, ...] = ()
+        if self._dialect.channels:
+            thinking, content, calls = split_channels(text)
+        else:
+            thinking, content = split_thinking(text, self._opens)
         return Reply(
             text=text,
             content=content,
             ids=ids,
             thinking=thinking,
+            tool_calls=calls,
             complete=end < len(ids),
             malformed=end < len(ids) - 1,
             opened=self.opener,
@@ -270,14 +313,36 @@ class ChatRenderer:
         """
         ids: list[int] = []
         mask: list[bool] = []
-        for piece, sampled in self._pieces(messages, tools):
-            ids += piece
-            mask += [sampled] * len(piece)
+        for piece in self._pieces(messages, tools):
+            ids += piece.ids
+            mask += [piece.sampled] * len(piece.ids)
         return ids, mask
 
-    def _pieces(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[tuple[list[int], bool]]:
-        """Returns a conversation's ids in turn: context (False), what the policy said (True), context, ..."""
-        pieces: list[tuple[list[int], bool]] = []
+    def spans(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Source]:
+        """Returns who put each id of ``transcript`` there: the template, a message, or the policy.
+
+        An id that holds text of both template and message is the message's.
+
+        Example:
+            >>> ChatRenderer("bytes").spans(
+            ...     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            ... )
+            ['template', 'template', 'message', 'template', 'policy', 'policy']
+        """
+        sources: list[Source] = []
+        for piece in self._pieces(messages, tools):
+            if piece.sampled:
+                sources += ["policy"] * len(piece.ids)
+                continue
+            said = self._dialect.said(
+                piece.messages, tools, first=not sources, speak=piece.speak, size=len(piece.ids)
+            )
+            sources += ["message" if one else "template" for one in said]
+        return sources
+
+    def _pieces(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[_Piece]:
+        """Returns a conversation in turns: context, what the policy said, context, ..."""
+        pieces: list[_Piece] = []
         waiting: list[Mapping[str, Any]] = []
         last: int | None = None
         for message in messages:
@@ -286,21 +351,24 @@ class ChatRenderer:
                 continue
             if not waiting:
                 raise TemplateError("every assistant message of a transcript must answer another message")
-            context = (
-                self.prompt(waiting, tools) if not pieces else self._dialect.bridge(last, waiting, tools)
-            )
+            pieces.append(self._context(waiting, last, bool(pieces), tools, speak=True))
             said = self.say(message["content"])
+            pieces.append(_Piece(said, [message], sampled=True))
             last = said[-1]
-            pieces += [(context, False), (said, True)]
             waiting = []
         if waiting:
-            rest = (
-                self._dialect.bridge(last, waiting, tools, speak=False)
-                if pieces
-                else self._dialect.prompt(waiting, tools, speak=False)
-            )
-            pieces.append((rest, False))
+            pieces.append(self._context(waiting, last, bool(pieces), tools, speak=False))
         return pieces
+
+    def _context(
+        self, messages: list[Mapping[str, Any]], last: int | None, later: bool, tools: Any, *, speak: bool
+    ) -> _Piece:
+        """Returns a piece that the policy reads: a bridge (``later``) or the first prompt."""
+        if later:
+            ids = self._dialect.bridge(last, messages, tools, speak=speak)
+        else:
+            ids = self._dialect.prompt(messages, tools, speak=speak)
+        return _Piece(ids, messages, sampled=False, speak=speak)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChatRenderer:
         return self
@@ -332,29 +400,6 @@ def chat_renderer(tokenizer: str | Tokenizer | Any = "bytes") -> ChatRenderer:
     if id(loaded) not in _cache:
         _cache[id(loaded)] = ChatRenderer(loaded)
     return _cache[id(loaded)]
-
-
-def split_thinking(text: str, opened: bool) -> tuple[str | None, str]:
-    r"""Returns ``(thinking or None, content)`` of a turn's text.
-
-    Args:
-        text: all that was said.
-        opened: the generation prompt had opened a think block.
-
-    Example:
-        >>> split_thinking("<think>\neasy\n</think>\n\n4", opened=False)
-        ('easy', '4')
-        >>> split_thinking("4", opened=False)
-        (None, '4')
-    """
-    body = text
-    if not opened:
-        start = text.lstrip()
-        if not start.startswith("<think>"):
-            return None, text
-        body = start[len("<think>") :]
-    thinking, closed, content = body.partition("</think>")
-    return thinking.strip("\n"), content.lstrip("\n") if closed else ""
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -63,7 +63,6 @@ class TokenSequence(spaces.Sequence):
 
     def contains(self, x: Any) -> bool:
         """Returns whether ``x`` is a 1-D integer array, list or tuple within the bounds."""
-
         if isinstance(x, np.ndarray):
             if x.ndim != 1 or x.dtype.kind not in "iu" or not self.min_length <= x.size <= self.max_length:
                 return False

@@ -136,6 +136,10 @@ def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Toke
         return _cache[key]
     if isinstance(source, Tokenizer) and (rows is None or rows == source.rows):
         return source
+    if hasattr(source, "backend_tokenizer"):
+        from atropos_gym._hf_tokenizer import wrap_hf
+
+        return wrap_hf(source, rows)
     raise ConfigError(f"tokenizer must be a name, a folder or a tokenizer, got {type(source).__name__}")
 
 
@@ -143,7 +147,9 @@ def _load(source: str, rows: int | None) -> Tokenizer:
     """Builds the tokenizer of a name."""
     if source == "bytes":
         return BytesTokenizer() if rows is None else BytesTokenizer(rows)
-    raise ConfigError(f"tokenizer {source!r} is not known: use 'bytes'")
+    from atropos_gym._hf_tokenizer import load_hf
+
+    return load_hf(source, rows)
 
 
 def _reload(source: str, rows: int | None) -> Tokenizer:

@@ -1,0 +1,352 @@
+"""Finds out how any chat template continues a conversation, by rendering a few probes.
+
+Nothing is known about families and no template is recognised by its text: two that differ in one character
+may behave alike, or not. What is derived here is which id closes a turn, what stands between a turn and the
+next message, and whether any of that changes with the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from atropos_gym._chat_template import ChatTemplate
+from atropos_gym.errors import TemplateError
+
+__all__ = [
+    "ASSISTANT_PROBE",
+    "CloseKind",
+    "Probed",
+    "USER_PROBE",
+    "RoleForm",
+    "call_messages",
+    "probe",
+    "stop_ids_of",
+]
+
+CloseKind = Literal["normal", "header", "history_close_differs", "tool_call"]
+
+# Short words that occur nowhere else and have no white space at their ends.
+USER_PROBE, ASSISTANT_PROBE, OTHER_PROBE, SYSTEM_PROBE = "Uq7x", "Aq7x", "Oq7x", "Sq7x"
+_KEPT = {"plain": "Hi there", "whitespace": " Hi \n", "thinking": "<think>\nrr\n</think>\n\nHi", "empty": ""}
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleForm:
+    """How a message of one role follows an assistant's turn.
+
+    Attributes:
+        kind: how the turn is closed in front of it.
+        close: the id that closes the turn there (for ``header``: that opens the message).
+        head_kept: history shows the same text before a turn as its prompt had.
+        independent: what follows a turn does not change with the history before it.
+        independent_of_system: nor with a system message.
+    """
+
+    kind: CloseKind
+    close: int
+    head_kept: bool
+    independent: bool
+    independent_of_system: bool
+
+
+@dataclass(slots=True)
+class Probed:
+    """What a template does.
+
+    Attributes:
+        generation_prompt: text of the assistant's header; None where it is no suffix of the prompt.
+        opening: what stands between the last message and what the assistant says.
+        ending: what ``say`` puts behind a text: ids, the last one a stop id.
+        forms: by role; a refused role has the reason in ``refused``.
+        takes_system: the template writes a system message.
+    """
+
+    generation_prompt: str | None
+    opening: str
+    ending: list[int]
+    forms: dict[str, RoleForm]
+    refused: dict[str, str]
+    takes_system: bool
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def message(role: str, content: str) -> dict[str, Any]:
+    """Returns one message."""
+    return {"role": role, "content": content}
+
+
+def call_messages(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns a user's message and an assistant's turn that calls the named tools."""
+    calls = [
+        {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for i, name in enumerate(names)
+    ]
+    return [message("user", USER_PROBE), {**message("assistant", ""), "tool_calls": calls}]
+
+
+_ASKED = [message("user", USER_PROBE)]
+_ANSWERED = [*_ASKED, message("assistant", ASSISTANT_PROBE)]
+
+
+def stop_ids_of(
+    template: ChatTemplate, encode: Encode, controls: frozenset[int], eos_ids: Sequence[int]
+) -> tuple[int, ...]:
+    """Returns the ids that end a turn: those known, and the first control id behind an answer.
+
+    Ids that the template writes inside one turn of the assistant are no end of it.
+    """
+    last = _behind(template.render(_ANSWERED, False), ASSISTANT_PROBE, template, "assistant")
+    closing = [i for i in encode(last) if i in controls][:1]
+    thinking = "Tq7x"
+    inside: set[int] = set()
+    turn = {**message("assistant", ASSISTANT_PROBE), "reasoning_content": thinking, "thinking": thinking}
+    text = template.render([*_ASKED, turn], False)
+    start, end = text.find(thinking), text.find(ASSISTANT_PROBE)
+    if -1 < start < end:
+        inside = set(encode(text[start + len(thinking) : end]))
+    return tuple(dict.fromkeys(i for i in [*closing, *eos_ids] if i in closing or i not in inside))
+
+
+def probe(
+    template: ChatTemplate, encode: Encode, controls: frozenset[int], stop_ids: Sequence[int]
+) -> Probed:
+    """Derives how ``template`` continues a conversation.
+
+    Args:
+        template: the template.
+        encode: rendered text to ids, control tokens included.
+        controls: ids of control tokens.
+        stop_ids: ids that end a turn when sampled.
+
+    Raises:
+        TemplateError: no end of turn, a generation prompt that is ignored, or a user message that does not
+            survive.
+    """
+    stops = frozenset(stop_ids)
+    head, base = template.render(_ASKED, True), template.render(_ASKED, False)
+    generation_prompt = head[len(base) :] if head.startswith(base) else None
+    forms: dict[str, RoleForm] = {}
+    refused: dict[str, str] = {}
+    for role in ("user", "tool"):
+        try:
+            forms[role] = _form(template, encode, controls, stops, role, head)
+        except TemplateError as error:
+            if role == "user":
+                raise
+            refused[role] = str(error)
+    full = _answered_by(template, _ASKED, "user")
+    left = full[: full.index(ASSISTANT_PROBE)]
+    extra = left[len(head) :] if left.startswith(head) else ""
+    if generation_prompt == "" and controls.intersection(encode(extra) if extra else ()):
+        raise TemplateError(
+            f"the chat template of {template.name} ignores add_generation_prompt: it writes {extra!r} before "
+            "an answer but not at the end of a prompt; give template= with a generation prompt"
+        )
+    takes_system, _ = _system(template)
+    last = template.render(_ANSWERED, False)
+    return Probed(
+        generation_prompt=generation_prompt,
+        opening=head[head.rindex(USER_PROBE) + len(USER_PROBE) :],
+        ending=_ending(encode(last.partition(ASSISTANT_PROBE)[2]), stops, forms["user"]),
+        forms=forms,
+        refused=refused,
+        takes_system=takes_system,
+        report=_report(template, head, generation_prompt, forms, refused, takes_system),
+    )
+
+
+def _ending(ids: list[int], stops: frozenset[int], user: RoleForm) -> list[int]:
+    """Returns what closes a turn that a policy would have sampled."""
+    for position, token in enumerate(ids):
+        if token in stops:
+            return ids[: position + 1]
+    return [user.close]
+
+
+def _answered_by(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> str:
+    """Renders a history, an answer and a message of ``role``, ending where the assistant is to speak."""
+    turn = message("assistant", ASSISTANT_PROBE)
+    return template.render([*history, turn, message(role, OTHER_PROBE)], True)
+
+
+def _behind(text: str, word: str, template: ChatTemplate, role: str) -> str:
+    """Returns the text behind a probe that must occur exactly once."""
+    if text.count(word) != 1:
+        raise TemplateError(
+            f"the chat template of {template.name} drops or repeats the text of role {role!r}: "
+            f"{word!r} stands {text.count(word)} times in {text!r:.200}"
+        )
+    return text.partition(word)[2]
+
+
+def _form(
+    template: ChatTemplate,
+    encode: Encode,
+    controls: frozenset[int],
+    stops: frozenset[int],
+    role: str,
+    head: str,
+) -> RoleForm:
+    """Derives how a message of ``role`` follows a turn (rendering rules: sep, after, close)."""
+    try:
+        full = _answered_by(template, _ASKED, role)
+    except TemplateError:
+        if role == "user":
+            raise
+        return _call_form(template, encode, stops, role)
+    rest = _behind(full, ASSISTANT_PROBE, template, "assistant")
+    _behind(full, OTHER_PROBE, template, role)
+    sep, _, after = rest.partition(OTHER_PROBE)
+    if role != "user" and full == _answered_by(template, _ASKED, "assistant"):
+        raise TemplateError(
+            f"the chat template of {template.name} writes role {role!r} as an assistant's turn: "
+            "set tool_role='user'"
+        )
+    kind, close = _close(template, encode, controls, stops, role, sep)
+    ids, tail = encode(full), encode(rest)
+    if ids[len(ids) - len(tail) :] != tail:
+        raise TemplateError(
+            f"the chat template of {template.name} ends a turn without a token boundary before {sep!r} "
+            f"(role {role}): give template= that closes a turn with a control token"
+        )
+    system = [message("system", SYSTEM_PROBE), *_ASKED]
+    exchange = [message("user", "Vq7x"), message("assistant", "Bq7x")]
+    longer = [[*exchange, *_ASKED], [*exchange, *exchange, *_ASKED]]
+    return RoleForm(
+        kind=kind,
+        close=close,
+        head_kept=full[: full.index(ASSISTANT_PROBE)] == head,
+        independent=all(_follows(template, history, role) in (None, (sep, after)) for history in longer),
+        independent_of_system=_follows(template, system, role) in (None, (sep, after)),
+    )
+
+
+def _follows(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> tuple[str, str] | None:
+    """Returns what stands before and behind a message after a turn, or None where the template refuses."""
+    try:
+        full = _answered_by(template, history, role)
+    except TemplateError:
+        return None
+    sep, _, after = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)
+    return sep, after
+
+
+def _close(
+    template: ChatTemplate,
+    encode: Encode,
+    controls: frozenset[int],
+    stops: frozenset[int],
+    role: str,
+    sep: str,
+) -> tuple[CloseKind, int]:
+    """Returns how and with which id a turn is closed in front of a message."""
+    last = template.render(_ANSWERED, False).partition(ASSISTANT_PROBE)[2]
+    at_end = next((i for i in encode(last) if i in stops), None)
+    between = encode(sep)
+    inside = next((i for i in between if i in stops), None)
+    if at_end is not None and at_end == inside:
+        return "normal", at_end
+    if at_end is None and between and between[0] in stops:
+        return "header", between[0]
+    control = next((i for i in between if i in controls), None)
+    if at_end is not None and control is not None:
+        return "history_close_differs", control
+    if inside is not None:  # the template closes a turn only when something follows it
+        return "normal", inside
+    raise TemplateError(
+        f"the chat template of {template.name} writes no end of turn: {sep!r} stands between an answer and a "
+        f"{role} message and holds none of the stop ids {sorted(stops)}; give stop_ids= or another template="
+    )
+
+
+def _call_form(template: ChatTemplate, encode: Encode, stops: frozenset[int], role: str) -> RoleForm:
+    """Derives the form of a tool message that needs a tool call before it."""
+    history = call_messages(["probe"])
+    before = template.render(history, False)
+    result = {**message(role, OTHER_PROBE), "name": "probe", "tool_call_id": "call00000"}
+    full = template.render([*history, result], True)
+    _behind(full, OTHER_PROBE, template, role)
+    if not full.startswith(before):
+        raise TemplateError(
+            f"the chat template of {template.name} rewrites a tool call before its result (role {role}): "
+            "set tool_role='user'"
+        )
+    close = next((i for i in reversed(encode(before)) if i in stops), None)
+    if close is None:
+        raise TemplateError(
+            f"the chat template of {template.name} ends a tool call with none of the stop ids {sorted(stops)}"
+        )
+    return RoleForm("tool_call", close, head_kept=False, independent=True, independent_of_system=True)
+
+
+def _system(template: ChatTemplate) -> tuple[bool, str]:
+    """Returns whether a system message is written, and the reason why not."""
+    try:
+        text = template.render([message("system", SYSTEM_PROBE), *_ASKED], True)
+    except TemplateError as error:
+        return False, str(error)
+    return SYSTEM_PROBE in text, "its text is dropped"
+
+
+def _report(
+    template: ChatTemplate,
+    head: str,
+    generation_prompt: str | None,
+    forms: dict[str, RoleForm],
+    refused: dict[str, str],
+    takes_system: bool,
+) -> dict[str, Any]:
+    """Returns what a person may want to know: flags, and a one-line difference for each that fails."""
+    notes: list[str] = []
+    full = _answered_by(template, _ASKED, "user")
+    left, _, rest = full.partition(ASSISTANT_PROBE)
+    sep = rest.partition(OTHER_PROBE)[0]
+    if left != head:
+        notes.append(f"history shows {left!r:.120} before a turn whose prompt was {head!r:.120}")
+    kept: dict[str, bool] = {}
+    for name, content in _KEPT.items():
+        turn = [message("assistant", content), message("user", OTHER_PROBE)]
+        try:
+            kept[name] = template.render([*_ASKED, *turn], True).startswith(head + content + sep)
+        except TemplateError:
+            kept[name] = False
+        if not kept[name]:
+            notes.append(f"history does not keep an answer as said: {content!r}")
+    is_prefix = full.startswith(template.render(_ANSWERED, False))
+    if not is_prefix:
+        notes.append("the last turn is written differently once something follows it")
+    report: dict[str, Any] = {
+        "generation_prompt": generation_prompt,
+        "history_keeps": kept,
+        "last_turn_is_prefix": is_prefix,
+        "user_text_kept": "  " + OTHER_PROBE in template.render([message("user", "  " + OTHER_PROBE)], True),
+        "system_role": takes_system,
+        "roles_alternate": _follows_itself_refused(template),
+        "notes": notes,
+    }
+    for role in ("user", "tool"):
+        form = forms.get(role)
+        report[role] = (
+            {"refused": refused[role]}
+            if form is None
+            else {
+                "close": form.close,
+                "close_kind": form.kind,
+                "history_head_equals_prompt": form.head_kept,
+                "bridge_independent_of_history": form.independent and form.independent_of_system,
+            }
+        )
+    return report
+
+
+def _follows_itself_refused(template: ChatTemplate) -> bool:
+    """Returns whether two user messages in a row are refused."""
+    try:
+        template.render([*_ASKED, message("user", OTHER_PROBE)], True)
+    except TemplateError:
+        return True
+    return False
