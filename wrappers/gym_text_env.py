@@ -167,7 +167,11 @@ class GymTextEnv(TextEnv):
         """Resets the simulator; returns the rules and the first state."""
         observation, info = self.simulator.reset(seed=self._seed, options=options or None)
         self._player = None
-        return [*self._opening, Message(role="user", content=self._tell(observation, info))]
+        return self.opening(observation, info)
+
+    def opening(self, observation: Any, info: Mapping[str, Any] | None = None) -> list[Message]:
+        """Returns what the policy reads first where an episode begins in this state: the rules and the state."""
+        return [*self._opening, Message(role="user", content=self._tell(observation, info or {}))]
 
     def respond(self, reply: Reply) -> Feedback:
         """Steps the simulator with the action that the reply names."""
