@@ -170,7 +170,7 @@ class GymTextEnv(TextEnv):
         return self.opening(observation, info)
 
     def opening(self, observation: Any, info: Mapping[str, Any] | None = None) -> list[Message]:
-        """Returns what the policy reads first where an episode begins in this state: the rules and the state."""
+        """Returns what the policy reads first of an episode that begins in this state."""
         return [*self._opening, Message(role="user", content=self._tell(observation, info or {}))]
 
     def respond(self, reply: Reply) -> Feedback:
