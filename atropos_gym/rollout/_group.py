@@ -124,6 +124,7 @@ class GroupPlayer:
             seed_of=lambda turn, abort: sampling_seed(
                 self.seed, number, member, turn, attempt * (ABORTS + 1) + abort
             ),
+            on_abort=self._aborted,
         )
         try:
             seat = self.pool.take()
@@ -131,7 +132,7 @@ class GroupPlayer:
             raise EpisodeFailed(f"env: {type(error).__name__}", str(error)) from error
         try:
             async with asyncio.timeout(self.deadline):
-                episode = await play(seat, self.engine, plan, on_abort=self._aborted)
+                episode = await play(seat, self.engine, plan)
         except TimeoutError as error:
             seat.close()
             raise EpisodeFailed(
@@ -160,6 +161,8 @@ class GroupPlayer:
         self.accounting.unscored += len(episodes) - len(scored)
         if len(scored) < min(2, self.group_size):
             return Lost("failed", "too few scored", f"{len(scored)} of {len(episodes)} members have a score")
+        if not any(turn.end > turn.start for episode in scored for turn in episode.turns):
+            return Lost("failed", "nothing sampled", "every turn of every member is empty")
         group = EpisodeGroup(
             env=self.pool.name,
             number=number,

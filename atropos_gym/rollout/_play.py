@@ -84,6 +84,7 @@ class Plan:
         chance: seed of what happens after the start; None goes on with the start's.
         sampling: of every turn; ``max_tokens`` is lowered to what the environment allows.
         seed_of: turn and attempt to the seed of one completion.
+        on_abort: told of every completion that is asked for again.
         trainable: refuse completions that cannot be trained on.
     """
 
@@ -92,19 +93,17 @@ class Plan:
     chance: int | None
     sampling: SamplingParams
     seed_of: Callable[[int, int], int]
+    on_abort: Callable[[], None] = lambda: None
     trainable: bool = True
 
 
-async def play(
-    seat: Seat, engine: Engine, plan: Plan, *, on_abort: Callable[[], None] = lambda: None
-) -> Episode:
+async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     """Plays one episode under the version that is newest when it begins.
 
     Args:
         seat: the environment.
         engine: who speaks.
         plan: seeds, start and sampling.
-        on_abort: told of every completion that is asked for again.
 
     Raises:
         EpisodeFailed: environment or engine failed, or what they said does not fit together.
@@ -114,6 +113,7 @@ async def play(
     observation, info = await _in_env(seat.reset(start.seed, start.options, plan.chance))
     start.check(ids_of(observation), plan.member)
     env = seat.text_env
+    sampling = plan.sampling.with_(stop_ids=tuple({*plan.sampling.stop_ids, *env.stop_ids}))
     stop_ids = frozenset(env.stop_ids)
     rows = RowBuilder(observation, info["segment"])
     rewards: list[float] = []
@@ -122,9 +122,10 @@ async def play(
     try:
         async with engine.hold() as held:
             while not ended:
-                completion = await _complete(
-                    engine, rows.prompt, info, held.version, plan, len(rewards), on_abort
-                )
+                limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
+                if limit != sampling.max_tokens:
+                    sampling = sampling.with_(max_tokens=limit)
+                completion = await _complete(engine, rows.prompt, sampling, held.version, plan, len(rewards))
                 rows.sample(completion, stop_ids)
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)
@@ -157,16 +158,14 @@ async def play(
 async def _complete(
     engine: Engine,
     prompt: list[int],
-    info: Mapping[str, Any],
+    sampling: SamplingParams,
     version: int,
     plan: Plan,
     turn: int,
-    on_abort: Callable[[], None],
 ) -> Completion:
     """Samples one turn; a completion that the engine aborts is asked for again under another seed."""
-    limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
     for attempt in range(ABORTS + 1):
-        params = plan.sampling.with_(max_tokens=limit, seed=plan.seed_of(turn, attempt))
+        params = sampling.with_(seed=plan.seed_of(turn, attempt))
         try:
             completion = (await engine.generate(prompt, params, version=version))[0]
         except EngineError:
@@ -175,13 +174,15 @@ async def _complete(
             raise EpisodeFailed(f"engine: {type(error).__name__}", str(error)) from error
         if completion.finish_reason != "abort":
             break
-        on_abort()
+        plan.on_abort()
     else:
         raise EpisodeFailed("engine: abort", f"{engine.model} aborted turn {turn} {ABORTS + 1} times")
     if plan.trainable and completion.trainable is not True:
         raise EpisodeFailed(f"untrainable: {completion.trainable}", "its ids cannot be trained on")
-    if len(completion.ids) > limit:
-        raise BrokenIds(f"engine returned {len(completion.ids)} ids where at most {limit} were asked for")
+    if len(completion.ids) > sampling.max_tokens:
+        raise BrokenIds(
+            f"engine returned {len(completion.ids)} ids where at most {sampling.max_tokens} were asked for"
+        )
     return completion
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import gymnasium
@@ -31,16 +31,18 @@ _Answer = TypeVar("_Answer")
 class Seat:
     """One environment object in use by one episode at a time.
 
-    Attributes:
+    Args:
         env: the environment, wrappers included.
+        blocking: call it in a thread of its own, always the same one: some connections live in one thread.
+
+    Attributes:
         text_env: the ``TextEnv`` inside it.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], threads: ThreadPoolExecutor | None) -> None:
-        self.env = env
+    def __init__(self, env: gymnasium.Env[Any, Any], *, blocking: bool) -> None:
         self.text_env = cast(TextEnv, env.unwrapped)
-        self._threads = threads
-        self._running: Future[Any] | None = None
+        self._env = env
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="env") if blocking else None
 
     async def reset(
         self, seed: int, options: Mapping[str, Any] | None, chance: int | None
@@ -50,30 +52,29 @@ class Seat:
 
     async def step(self, action: Ids) -> tuple[Ids, float, bool, bool, dict[str, Any]]:
         """Plays one turn."""
-        observation, reward, terminated, truncated, info = await self._call(self.env.step, action)
+        observation, reward, terminated, truncated, info = await self._call(self._env.step, action)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def close(self) -> None:
-        """Closes the environment, once a call that still runs in a thread has ended."""
-        if self._running is not None and not self._running.done():
-            self._running.add_done_callback(lambda _: self.env.close())
+        """Closes the environment; a blocking one behind the call that may still run in its thread."""
+        if self._thread is None:
+            self._env.close()
         else:
-            self.env.close()
+            self._thread.submit(self._env.close)
+            self._thread.shutdown(wait=False)
 
     def _reset(
         self, seed: int, options: Mapping[str, Any] | None, chance: int | None
     ) -> tuple[Ids, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=None if options is None else dict(options))
+        observation, info = self._env.reset(seed=seed, options=None if options is None else dict(options))
         if chance is not None:
             self.text_env.reseed(chance)
         return observation, info
 
     async def _call(self, function: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        if self._threads is None:
+        if self._thread is None:
             return function(*arguments)
-        # Not asyncio.to_thread: a cancelled wait must still know whether the call runs on.
-        self._running = self._threads.submit(function, *arguments)
-        return await asyncio.wrap_future(self._running)
+        return await asyncio.wrap_future(self._thread.submit(function, *arguments))
 
 
 class EnvPool:
@@ -84,7 +85,7 @@ class EnvPool:
         tokenizer: of who plays: ids and classes are made with it. None: the environment's own.
         player: name of who plays, for errors.
         env_kwargs: keywords for each environment.
-        threads: where blocking environments are called; None calls them in the event loop.
+        blocking: call environments in threads. None: as the environment's attribute ``blocking`` says.
 
     Attributes:
         name: id, or name of the class.
@@ -102,6 +103,7 @@ class EnvPool:
         tokenizer: Tokenizer | None,
         player: str,
         env_kwargs: Mapping[str, Any] | None = None,
+        blocking: bool | None = None,
     ) -> None:
         if not isinstance(env, str) and not callable(env):
             raise ConfigError(
@@ -113,13 +115,13 @@ class EnvPool:
         makes_with_keywords = isinstance(env, (str, type))
         if tokenizer is not None and makes_with_keywords and "renderer" not in self._kwargs:
             self._kwargs.setdefault("tokenizer", tokenizer)
-        self.threads: ThreadPoolExecutor | None = None
         self._free: list[Seat] = []
         self._closed = False
         first = self._make()
         self.env = cast(TextEnv, first.unwrapped)
         self.name = self._name(first)
         self._first: gymnasium.Env[Any, Any] | None = first
+        self._blocking = bool(getattr(self.env, "blocking", False) if blocking is None else blocking)
         if tokenizer is not None:
             self._bind(tokenizer, player)
 
@@ -135,7 +137,7 @@ class EnvPool:
             env, self._first = self._first, None
         else:
             env = self._make()
-        return Seat(env, self.threads)
+        return Seat(env, blocking=self._blocking)
 
     def give_back(self, seat: Seat) -> None:
         """Keeps a seat whose episode ended well for the next one."""

@@ -10,7 +10,6 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
@@ -48,7 +47,7 @@ class GroupCollector:
         common_random_numbers: members also share all chance after the start.
         env_kwargs: keywords for the environments.
         options: handed to every ``reset``.
-        blocking: play steps in threads. None asks the environment's attribute ``blocking``, else no.
+        blocking: play each environment in a thread of its own. None: as its attribute ``blocking`` says.
 
     Attributes:
         env: a ``TextEnv`` of the kind that is played: its limits, scores and tokenizer.
@@ -89,7 +88,13 @@ class GroupCollector:
         self.engine = engine
         self.group_size = group_size
         self.concurrency = concurrency
-        self._pool = EnvPool(env, tokenizer=engine.tokenizer, player=engine.model, env_kwargs=env_kwargs)
+        self._pool = EnvPool(
+            env,
+            tokenizer=engine.tokenizer,
+            player=engine.model,
+            env_kwargs=env_kwargs,
+            blocking=blocking,
+        )
         self.env = self._pool.env
         self.sampling = sampling or SamplingParams(max_tokens=self.env.max_turn_tokens)
         trainable = sampling_trainable(self.sampling)
@@ -97,8 +102,6 @@ class GroupCollector:
             raise ConfigError(
                 f"sampling with {trainable} cannot be trained on: leave it out (evaluate() plays greedily)"
             )
-        if blocking if blocking is not None else getattr(self.env, "blocking", False):
-            self._pool.threads = ThreadPoolExecutor(concurrency, thread_name_prefix="env")
         self._accounting = Accounting()
         self._player = GroupPlayer(
             pool=self._pool,
@@ -146,6 +149,7 @@ class GroupCollector:
             CollectionFailed: too many groups in a row were lost; the message says to what.
             UnequalStarts: a group's members began differently.
         """
+        self._check_open()
         with self._one_collect:
             return run_anywhere(self._runner, self.acollect(n, first_number=first_number))
 
@@ -187,13 +191,14 @@ class GroupCollector:
         """Closes the environments; idempotent. Call it when nothing is being played."""
         self._closed = True
         self._pool.close()
-        if self._pool.threads is not None:
-            self._pool.threads.shutdown(wait=False)
         self._finalizer()
 
-    def _open(self, first_number: int | None, limit: int | None) -> Run:
+    def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("this collector is closed: make a new one")
+
+    def _open(self, first_number: int | None, limit: int | None) -> Run:
+        self._check_open()
         run = Run(
             self._player,
             concurrency=self.concurrency,
