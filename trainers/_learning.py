@@ -1,0 +1,521 @@
+"""The run of ``GRPO.learn``: batches in, one step each, versions out; what is logged on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import update_learning_rate
+
+from atropos_gym.engines.base import SamplingParams
+from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.trainers._parts import MetricsFile, Phases
+from atropos_gym.trainers._sources import GroupSource, LocalSource, ServerSource
+from atropos_gym.trainers._tasks import Task
+from atropos_gym.trainers.batches import Batch, Row, read_batch
+from atropos_gym.trainers.entropy import AnswerTrie
+from atropos_gym.trainers.merging import merge_rows
+from atropos_gym.trainers.scoring import adapter_off, score_rows
+from atropos_gym.trainers.slope import slope_test
+from atropos_gym.trainers.update import Accumulated, accumulate, alignment_of, totals_of
+
+if TYPE_CHECKING:
+    from atropos_gym.trainers.grpo import GRPO
+    from atropos_gym.trainers.packing import MicroBatch
+
+__all__ = ["answers_of", "check_settings", "interleave", "learn", "lesson_bar", "sample", "trainable"]
+
+#: Versions whose folders are kept at least: one that was just announced is not yet held by anyone.
+KEPT_VERSIONS = 4
+
+#: Engine and learner in float32 agree to about 5e-6 in the mean and 5e-5 at most; a run warns above these.
+ALIGNMENT_WARNING = (1e-4, 1e-3)
+
+Metrics = dict[str, float]
+_Item = TypeVar("_Item")
+
+
+def check_settings(model: GRPO) -> None:
+    """Refuses settings that cannot work."""
+    at_least_one = ("group_size", "groups_per_update", "concurrency", "n_epochs", "sub_batches")
+    for name in at_least_one:
+        if getattr(model, name) < 1:
+            raise ConfigError(f"{name} must be >= 1, got {getattr(model, name)}")
+    if model.group_size < 2:
+        raise ConfigError("group_size must be >= 2: a group of one has no baseline")
+    for name in ("max_staleness", "warm_up_updates", "kl_coef", "weight_decay"):
+        if getattr(model, name) < 0:
+            raise ConfigError(f"{name} must be >= 0, got {getattr(model, name)}")
+    if not model.temperature > 0:
+        raise ConfigError(f"temperature must be > 0, got {model.temperature}: greedy samples teach nothing")
+    if model.checkpoint_every is not None and model.checkpoint_every < 1:
+        raise ConfigError(f"checkpoint_every must be >= 1 or None, got {model.checkpoint_every}")
+    if model._entropy[1] not in ("ids", "answers"):
+        raise ConfigError(
+            f'entropy must be a number or (coefficient, "ids" | "answers"), got {model.entropy!r}'
+        )
+
+
+# -- the run -------------------------------------------------------------------------------------------
+
+
+def learn(
+    model: GRPO,
+    *,
+    total_timesteps: int | None,
+    updates: int | None,
+    callback: Any,
+    log_interval: int,
+    tb_log_name: str,
+    reset_num_timesteps: bool,
+    progress_bar: bool,
+) -> None:
+    """Makes updates until the wanted number is reached or a callback stops it."""
+    model.entropy_trie()  # a missing answer list is said before anything is collected
+    turns = total_timesteps or (updates or 0) * model.groups_per_update * model.group_size
+    total, callback = model._setup_learn(turns, callback, reset_num_timesteps, tb_log_name, progress_bar)
+    run = _Run(model, callback, total if updates is None else None, updates, log_interval)
+    source = _open_source(model, updates)
+    finished = False
+    try:
+        callback.on_training_start({"total_timesteps": total}, globals())
+        while not run.over:
+            if not run.update(source):
+                break
+        callback.on_training_end()
+        finished = True
+    finally:
+        source.close(finished=finished)
+        if finished and model.server is not None:
+            model._new_run()  # the server has closed this run: whoever goes on is another one
+
+
+class _Run:
+    """One call of ``learn``.
+
+    Args:
+        model: who learns.
+        callback: SB3's.
+        timesteps: where to stop, counted from 0; or
+        updates: how many further updates to make.
+        log_interval: updates between the logger's dumps.
+    """
+
+    def __init__(
+        self,
+        model: GRPO,
+        callback: BaseCallback,
+        timesteps: int | None,
+        updates: int | None,
+        log_interval: int,
+    ) -> None:
+        self.model = model
+        self.callback = callback
+        self.timesteps = timesteps
+        self.last_update = None if updates is None else model._n_updates + updates
+        self.log_interval = log_interval
+        assert model._parts.folder is not None
+        self.metrics = MetricsFile(Path(model.metrics_path or model._parts.folder.path / "metrics.jsonl"))
+        self.slope_failures = 0
+        self.warned = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the wanted number is reached."""
+        if self.last_update is not None:
+            return self.model._n_updates >= self.last_update
+        assert self.timesteps is not None
+        return self.model.num_timesteps >= self.timesteps
+
+    @property
+    def progress_remaining(self) -> float:
+        """From 1 to 0, by whichever of updates and timesteps was given."""
+        done, total = (
+            (self.model._n_updates, self.last_update)
+            if self.last_update is not None
+            else (self.model.num_timesteps, self.timesteps)
+        )
+        return 1.0 - min(1.0, done / max(1, total or 1))
+
+    def update(self, source: GroupSource) -> bool:
+        """Makes one update; False where a callback wants to stop."""
+        model, phases = self.model, Phases()
+        model._current_progress_remaining = self.progress_remaining
+        self.callback.on_rollout_start()
+        with phases.phase("collect"):
+            groups = source.next()
+        if model.deterministic:
+            groups.sort(key=lambda group: (group.tokens, group.scores))
+        with phases.phase("read"):
+            batch = read_batch(groups, model.row_rules())
+            if not self._tell_turns(batch):
+                source.give_back()
+                return False
+        self.callback.on_rollout_end()
+        with phases.phase("train"):
+            metrics = self._train(batch)
+        with phases.phase("publish"):
+            model._n_updates += 1
+            model.version += 1
+            source.announce(model.version, model.save_version())
+            self._prune(source)
+        model._settled_timesteps = model.num_timesteps
+        source.moved_on()
+        due = model.checkpoint_every is not None and model._n_updates % model.checkpoint_every == 0
+        if due:
+            with phases.phase("checkpoint"):
+                model.checkpoint()
+        source.done(durable=due)
+        self._log({**_rollout(batch), **metrics, **phases.seconds})
+        return True
+
+    def _prune(self, source: GroupSource) -> None:
+        """Deletes adapters that nobody can use any more, from time to time."""
+        model = self.model
+        if model._n_updates % KEPT_VERSIONS == 0:
+            assert model._parts.folder is not None
+            newest = range(model.version - KEPT_VERSIONS - model.max_staleness, model.version + 1)
+            model._parts.folder.prune(model.run, {*newest, *source.held()})
+
+    def _tell_turns(self, batch: Batch) -> bool:
+        """Counts timesteps and calls callbacks, once a turn; False where one wants to stop."""
+        model, callback = self.model, self.callback
+        for episode in batch.played:
+            turn_rewards = episode.turn_rewards or [episode.score]
+            last = len(turn_rewards) - 1
+            for turn, reward in enumerate(turn_rewards):
+                model.num_timesteps += 1
+                info: dict[str, Any] = {}
+                if turn == last:
+                    seconds = (time.time_ns() - model.start_time) / 1e9
+                    info["episode"] = {"r": float(sum(turn_rewards)), "l": last + 1, "t": round(seconds, 6)}
+                    if episode.success is not None:
+                        info["is_success"] = episode.success
+                    model._episode_num += 1
+                infos, dones, rewards = [info], np.array([turn == last]), np.array([reward])
+                model._update_info_buffer(infos, dones)
+                callback.update_locals({"infos": infos, "dones": dones, "rewards": rewards, "self": model})
+                if not callback.on_step():
+                    return False
+        return True
+
+    # -- one step --------------------------------------------------------------------------------------
+
+    def _train(self, batch: Batch) -> Metrics:
+        """Takes one optimizer step (``n_epochs`` of them) on a batch and returns what there is to log."""
+        model = self.model
+        optimizer = model.policy.optimizer
+        rate = model.lr_schedule(model._current_progress_remaining)
+        rate *= min(1.0, (model._n_updates + 1) / max(1, model.warm_up_updates))
+        update_learning_rate(optimizer, rate)
+        metrics: Metrics = {"train/learning_rate": rate, "train/staleness": batch.staleness}
+        metrics |= {f"train/dropped/{reason}": float(count) for reason, count in batch.dropped.items()}
+        if batch.unknown_version:
+            metrics["train/unknown_version"] = float(batch.unknown_version)
+
+        rows, became = merge_rows(batch.rows)
+        totals = totals_of(rows, batch.episodes, model.action_space.max_length)
+        if totals.tokens == 0:
+            return metrics | {"train/empty_updates": 1.0}
+        metrics["train/rows"], metrics["train/distinct_rows"] = float(len(batch.rows)), float(len(rows))
+        coefficient = model.entropy_schedule(model._current_progress_remaining)
+
+        def gather(old: Sequence[np.ndarray] | None) -> Accumulated:
+            optimizer.zero_grad(set_to_none=True)
+            return accumulate(
+                model._parts.scorer,
+                rows,
+                totals,
+                model.loss_settings(),
+                entropy_coef=coefficient,
+                old=old,
+                score_base=self._score_base if model.kl_coef else None,
+                dtype=torch.float64 if model.dtype == "float64" else torch.float32,
+                device=model.device,
+            )
+
+        result = gather(None)
+        mean, largest = alignment_of(batch.rows, became, result.logprobs, model.version)
+        metrics |= {"train/alignment": mean, "train/alignment_max": largest}
+        self._warn_of_misalignment(mean, largest)
+        if model.slope_test and not self._swapped(rows, result.logprobs, metrics):
+            optimizer.zero_grad(set_to_none=True)
+            return metrics | {"train/dropped/slope": float(len(batch.rows))}
+        old = None
+        if mean > model.alignment_limit:
+            # Engine and learner are two policies: clip learner against learner, weigh learner against engine.
+            old = result.logprobs
+            result = gather(old)
+        for epoch in range(model.n_epochs):
+            if epoch:
+                result = gather(old)
+            norm = torch.nn.utils.clip_grad_norm_(
+                [p for p in model.policy.parameters() if p.requires_grad],
+                model.max_grad_norm,
+                error_if_nonfinite=True,
+            )
+            optimizer.step()
+        metrics |= {
+            "train/loss": result.loss,
+            "train/entropy": result.entropy,
+            "train/entropy_coef": coefficient,
+            "train/ratio_max": result.ratio_max,
+            "train/clip_fraction": result.clip_fraction,
+            "train/approx_kl": result.approx_kl,
+            "train/grad_norm": float(norm),
+        }
+        if model.kl_coef:
+            metrics["train/kl_base"] = result.kl_base
+        return metrics
+
+    def _score_base(self, batch: MicroBatch) -> torch.Tensor:
+        with adapter_off(self.model.policy.model):
+            logits: torch.Tensor = self.model._parts.scorer(batch)
+        return logits
+
+    def _warn_of_misalignment(self, mean: float, largest: float) -> None:
+        if self.warned or self.model.dtype not in ("float32", "float64"):
+            return
+        if mean > ALIGNMENT_WARNING[0] or largest > ALIGNMENT_WARNING[1]:
+            self.warned = True
+            warnings.warn(
+                f"engine and learner disagree on sampled logprobs by {mean:.1e} in the mean and {largest:.1e} at "
+                "most: do both have the same weights, dtype and temperature?",
+                stacklevel=2,
+            )
+
+    def _swapped(self, rows: Sequence[Row], new: Sequence[np.ndarray], metrics: Metrics) -> bool:
+        """Whether the engine sampled with the newest weights, as far as that can be told."""
+        model, parts = self.model, self.model._parts
+        adapter = model.policy.adapter
+        now = {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
+        before = parts.previous
+        if before is None:
+            parts.previous = now
+            return True
+        fresh = [k for k, row in enumerate(rows) if row.version in (None, model.version)]
+        adapter.load_state_dict(before)
+        try:
+            old = score_rows(
+                parts.scorer, [rows[k] for k in fresh], max_ids=model.max_ids, device=model.device
+            )
+        finally:
+            adapter.load_state_dict(now)
+        nothing = [np.zeros(0)]
+        found = slope_test(
+            np.concatenate([rows[k].logprobs for k in fresh] or nothing),
+            np.concatenate([new[k] for k in fresh] or nothing),
+            np.concatenate(old or nothing),
+            both_float32=model.dtype == "float32",
+        )
+        metrics["train/slope"] = found.slope
+        if found.verdict == "unmeasurable":
+            return True  # keep comparing with the older version: the change adds up until it can be measured
+        if found.verdict == "swapped":
+            parts.previous, self.slope_failures = now, 0
+            return True
+        self.slope_failures += 1
+        if self.slope_failures > 1:
+            raise EngineError(
+                f"the engine does not sample with version {model.version} ({found}): check its swap"
+            )
+        warnings.warn(f"version {model.version}: {found}; its batch is refused", stacklevel=2)
+        return False
+
+    # -- what is said ----------------------------------------------------------------------------------
+
+    def _log(self, metrics: Metrics) -> None:
+        """Records an update with SB3's logger and in ``metrics.jsonl``."""
+        model = self.model
+        elapsed = max((time.time_ns() - model.start_time) / 1e9, 1e-9)
+        metrics["time/total_timesteps"] = model.num_timesteps
+        metrics["time/fps"] = (model.num_timesteps - model._num_timesteps_at_start) / elapsed
+        for key, value in metrics.items():
+            model.logger.record(key, value)
+        self.metrics.add({"update": model._n_updates, "version": model.version, **metrics})
+        if self.log_interval and model._n_updates % self.log_interval == 0:
+            model.dump_logs()
+
+
+def _rollout(batch: Batch) -> Metrics:
+    """Mean return, length and success of the episodes that came in."""
+    returns = [sum(e.turn_rewards) if e.turn_rewards else e.score for e in batch.played]
+    finite = [value for value in returns if math.isfinite(value)]
+    successes = [e.success for e in batch.played if e.success is not None]
+    metrics = {
+        "rollout/ep_rew_mean": float(np.mean(finite)) if finite else math.nan,
+        "rollout/ep_len_mean": batch.turns / len(batch.played) if batch.played else math.nan,
+    }
+    if successes:
+        metrics["rollout/success_rate"] = float(np.mean(successes))
+    return metrics
+
+
+# -- where batches come from ---------------------------------------------------------------------------
+
+
+def _open_source(model: GRPO, updates: int | None) -> GroupSource:
+    return _local(model) if model.server is None else _remote(model, updates)
+
+
+def _local(model: GRPO) -> LocalSource:
+    """A collector per task that plays with the learner's own engine."""
+    from atropos_gym.rollout.collector import GroupCollector
+
+    parts, engine = model._parts, model.engine
+    if len(model.group_numbers) != len(parts.tasks):
+        model.group_numbers = [0] * len(parts.tasks)
+    sampling = SamplingParams(max_tokens=model.action_space.max_length, temperature=model.temperature)
+    collectors = [
+        GroupCollector(
+            task.source,
+            engine,
+            group_size=model.group_size,
+            concurrency=model.concurrency,
+            sampling=sampling,
+            seed=(model.seed or 0) + k,
+            common_random_numbers=model.common_random_numbers,
+            env_kwargs=task.env_kwargs,
+            **model.collector_kwargs,
+        )
+        for k, task in enumerate(parts.tasks)
+    ]
+    return LocalSource(
+        collectors,
+        [task.weight for task in parts.tasks],
+        model.groups_per_update,
+        model.group_numbers,
+        publish=lambda version, folder: parts.sync(engine.publish(version, folder)),
+        live=lambda: set(getattr(engine, "live_versions", ())),
+    )
+
+
+def _remote(model: GRPO, updates: int | None) -> ServerSource:
+    """Registers with the batch server and posts the first version there."""
+    from atropos_gym.batch_server.client import BatchClient
+
+    assert model.server is not None
+    client = BatchClient(model.server)
+    registration = client.register(
+        wandb_group=model.run,
+        wandb_project="atropos-gym",
+        batch_size=model.groups_per_update * model.group_size,
+        max_token_len=model.observation_space.max_length,
+        checkpoint_dir=str(model.run_folder),
+        save_checkpoint_interval=model.checkpoint_every or 0,
+        starting_step=model._n_updates,
+        num_steps=model._n_updates + (updates or 0),
+        groups_per_update=model.groups_per_update,
+        max_policy_lag=model.max_staleness,
+    )
+    source = ServerSource(
+        client,
+        groups=model.groups_per_update,
+        lease_seconds=model.lease_seconds,
+        announcement={
+            "run": model.run,
+            "base_model": model.model_name,
+            "tokenizer_fingerprint": model.tokenizer.fingerprint,
+        },
+        trainer=getattr(registration, "uuid", None),
+        checkpointing=model.checkpoint_every is not None,
+    )
+    published = client.policy().version
+    if published is not None or model.version > 0:
+        model.version = max(model.version, published or 0) + 1
+    source.announce(model.version, model.save_version() if model.version > 0 else None)
+    return source
+
+
+# -- acting --------------------------------------------------------------------------------------------
+
+
+def sample(model: GRPO, prompts: list[list[int]], deterministic: bool) -> list[list[int]]:
+    """Returns one sampled action per prompt, all prompts as one batch of the engine."""
+    engine = model.engine
+    params = SamplingParams(
+        max_tokens=model.action_space.max_length,
+        temperature=0.0 if deterministic else model.temperature,
+        stop_ids=model.stop_ids,
+    )
+
+    async def ask() -> list[list[int]]:
+        asked = [engine.generate(prompt, params, version=model.version) for prompt in prompts]
+        return [list(answer[0].ids) for answer in await asyncio.gather(*asked)]
+
+    return model._parts.sync(ask())
+
+
+def answers_of(tasks: Sequence[Task]) -> AnswerTrie:
+    """Returns the answers that can be legal, as ids.
+
+    Raises:
+        ConfigError: no environment, one without answers, or several with different ones.
+    """
+    if not tasks:
+        raise ConfigError('entropy over "answers" needs an environment: give env= besides the server')
+    first = tasks[0].text_env
+    for task in tasks:
+        if not task.text_env.answers:
+            raise ConfigError(
+                f'{type(task.text_env).__name__} has no list of answers: use entropy=(coefficient, "ids")'
+            )
+        if task.text_env.answers != first.answers:
+            raise ConfigError(
+                'environments with different answers cannot share entropy over "answers": use '
+                'entropy=(coefficient, "ids")'
+            )
+    return AnswerTrie([first.renderer.say(answer) for answer in first.answers or ()])
+
+
+# -- the lesson's surroundings -------------------------------------------------------------------------
+
+
+@contextmanager
+def trainable(policy_model: Any, *, base: bool) -> Iterator[list[torch.nn.Parameter]]:
+    """Within it the base's weights are trained and the adapter is off, or the adapter's are; then as before."""
+    parameters = dict(policy_model.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    chosen = [p for name, p in parameters.items() if ("lora_" in name) != base]
+    try:
+        with policy_model.disable_adapter() if base else nullcontext():
+            for parameter in chosen:
+                parameter.requires_grad_(True)
+            yield chosen
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+
+
+@contextmanager
+def lesson_bar(
+    steps: int, wanted: bool, on_step: Callable[[int, float], None] | None
+) -> Iterator[Callable[[int, float], None]]:
+    """Yields what each step is told to: a progress bar, if wanted, and the caller's own function."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=steps, desc="format lesson", unit="step", disable=not wanted) as bar:
+
+        def tell(step: int, loss: float) -> None:
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            if on_step is not None:
+                on_step(step, loss)
+
+        yield tell
+
+
+def interleave(streams: Sequence[Iterator[_Item]]) -> Iterator[_Item]:
+    """Yields from each stream in turn, without end."""
+    while True:
+        for stream in streams:
+            yield next(stream)

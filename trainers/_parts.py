@@ -1,0 +1,141 @@
+"""What a learner holds while it runs and never saves: tokenizer, tasks, engine, folders, and the metrics file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atropos_gym.tokenizers import Tokenizer
+from atropos_gym.trainers._sync import Sync
+from atropos_gym.trainers._tasks import Task
+from atropos_gym.trainers.entropy import AnswerTrie
+
+__all__ = ["MetricsFile", "Parts", "Phases", "RunFolder", "one_thread"]
+
+
+@dataclass(slots=True)
+class Parts:
+    """Runtime objects of a learner.
+
+    Attributes:
+        tokenizer: the policy's.
+        tasks: what it learns.
+        engine: who samples; None until it is asked for.
+        owns_engine: it was made here, so it is closed here.
+        folder: where adapters, metrics and checkpoints go.
+        scorer: scores rows under the current adapter.
+        trie: answers of the tasks, once looked up.
+        previous: the adapter that the slope test compares with.
+        sync: runs the engine's coroutines.
+    """
+
+    tokenizer: Tokenizer | None = None
+    tasks: list[Task] = field(default_factory=list)
+    engine: Any = None
+    owns_engine: bool = False
+    folder: RunFolder | None = None
+    scorer: Any = None
+    trie: AnswerTrie | None = None
+    previous: dict[str, Tensor] | None = None
+    sync: Sync = field(default_factory=Sync)
+
+
+class RunFolder:
+    """A learner's folder: given, or a temporary one that goes when the learner is closed.
+
+    Attributes:
+        path: the folder.
+        adapters: below it, one folder a version.
+        checkpoints: below it.
+        base: below it, the base model that a format lesson made.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._temporary = None if path is not None else tempfile.TemporaryDirectory(prefix="atropos-gym-")
+        self.path = Path(path if self._temporary is None else self._temporary.name).resolve()
+        self.adapters = self.path / "adapters"
+        self.checkpoints = self.path / "checkpoints"
+        self.base = self.path / "base"
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def prune(self, run: str, keep: set[int]) -> None:
+        """Deletes this run's adapters but those of the versions in ``keep``."""
+        for folder in self.adapters.glob(f"{run}-v*"):
+            if int(folder.name.rsplit("-v", 1)[1]) not in keep:
+                shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Removes it if it is temporary; idempotent."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one object an update, whole lines only, readable while it grows.
+
+    Args:
+        path: where it stands; lines are added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, values: Mapping[str, float | int | None]) -> None:
+        """Adds a line; what is not a number (no id had an entropy, say) becomes null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(plain, allow_nan=False) + "\n")
+
+
+class Phases:
+    """Seconds of an update by phase: ``time/collect``, ``time/read``, ``time/train``, ``time/publish``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures what runs within it."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[f"time/{name}"] = self.seconds.get(f"time/{name}", 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Within it torch computes on one thread, if wanted: sums in one order, the same bits every time."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def save_whole(save: Any, path: Path) -> Path:
+    """Calls ``save(temporary path)`` and renames: whoever sees ``path`` sees all of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+    try:
+        save(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,233 @@
+"""Where batches come from and versions go: a collector of one's own, or a batch server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from atropos_gym.errors import ServerError
+from atropos_gym.wire import ScoredDataGroup
+
+__all__ = ["GroupSource", "LocalSource", "ServerSource"]
+
+#: Seconds that one request for a batch waits at the server.
+WAIT_SECONDS = 20.0
+
+
+class GroupSource(Protocol):
+    """Where a learner's batches come from."""
+
+    def next(self) -> list[ScoredDataGroup]:
+        """Returns the groups of one update; blocks."""
+        ...
+
+    def moved_on(self) -> None:
+        """The last batch is learned: the position is that of the next one."""
+        ...
+
+    def done(self, *, durable: bool) -> None:
+        """The last batch is done with; ``durable``: the learner's state after it is on disk."""
+        ...
+
+    def give_back(self) -> None:
+        """The last batch was not learned."""
+        ...
+
+    def announce(self, version: int, adapter: Path | None) -> None:
+        """A new version is complete."""
+        ...
+
+    def held(self) -> set[int]:
+        """Versions whose folders are still in use."""
+        ...
+
+    def close(self, *, finished: bool) -> None:
+        """No more batches; ``finished``: the run came to its end."""
+        ...
+
+
+class LocalSource:
+    """Plays groups in this process, each update with the newest version.
+
+    Args:
+        collectors: one an environment.
+        weights: share of the groups of each.
+        groups: groups of an update.
+        numbers: number of the next group of each collector; moved on in place, so that a checkpoint knows it.
+        publish: hands a version to the engine.
+        live: versions that the engine has loaded.
+    """
+
+    def __init__(
+        self,
+        collectors: Sequence[Any],
+        weights: Sequence[float],
+        groups: int,
+        numbers: list[int],
+        publish: Callable[[int, Path], None],
+        live: Callable[[], set[int]],
+    ) -> None:
+        self._collectors = collectors
+        self._weights = [weight / sum(weights) for weight in weights]
+        self._groups = groups
+        self._numbers = numbers
+        self._publish = publish
+        self._live = live
+        self._ahead = list(numbers)
+
+    def next(self) -> list[ScoredDataGroup]:
+        """Collects each environment's share, in order of group numbers."""
+        bodies: list[ScoredDataGroup] = []
+        self._ahead = list(self._numbers)
+        for k, share in enumerate(self._shares()):
+            if not share:
+                continue
+            collector = self._collectors[k]
+            played = collector.collect(share, first_number=self._numbers[k])
+            self._ahead[k] = collector.next_number
+            bodies.extend(group.to_wire() for group in played)
+        return bodies
+
+    def _shares(self) -> list[int]:
+        """How many groups each environment plays now: the one farthest behind its weight goes first."""
+        counts = list(self._numbers)
+        for _ in range(self._groups):
+            behind = [w * (sum(counts) + 1) - n for w, n in zip(self._weights, counts, strict=True)]
+            counts[behind.index(max(behind))] += 1
+        return [after - before for after, before in zip(counts, self._numbers, strict=True)]
+
+    def moved_on(self) -> None:
+        """Moves on to the next groups."""
+        self._numbers[:] = self._ahead
+
+    def done(self, *, durable: bool) -> None:
+        """Does nothing: what was played here is nobody else's."""
+
+    def give_back(self) -> None:
+        """Leaves the position: the same groups are played again."""
+
+    def announce(self, version: int, adapter: Path | None) -> None:
+        """Hot-swaps the adapter in the engine."""
+        if adapter is not None:
+            self._publish(version, adapter)
+
+    def held(self) -> set[int]:
+        """Versions that the engine has loaded."""
+        return self._live()
+
+    def close(self, *, finished: bool) -> None:
+        """Closes the environments; the engine stays."""
+        for collector in self._collectors:
+            collector.close()
+
+
+class ServerSource:
+    """Leases batches from a batch server and posts versions to it. Whoever owns the engine publishes there.
+
+    Args:
+        client: a ``BatchClient``.
+        groups: groups of an update.
+        lease_seconds: a lease is extended at a third of it, as long as the batch is being worked on.
+        announcement: what each post to ``/policy`` says besides version and adapter.
+        trainer: id from ``/register``.
+        checkpointing: acknowledge only what a checkpoint on disk contains.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        groups: int,
+        lease_seconds: float,
+        announcement: dict[str, Any],
+        trainer: Any = None,
+        checkpointing: bool = False,
+    ) -> None:
+        self._client = client
+        self._groups = groups
+        self._lease_seconds = lease_seconds
+        self._announcement = announcement
+        self._trainer = trainer
+        self._checkpointing = checkpointing
+        self._open: list[Any] = []  # batch ids that are leased and not yet acknowledged, oldest first
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._extender = threading.Thread(target=self._keep_leases, name="leases", daemon=True)
+        self._extender.start()
+
+    def next(self) -> list[ScoredDataGroup]:
+        """Waits for exactly one update's groups and leases them."""
+        while True:
+            batch = self._client.batch(
+                groups=self._groups,
+                wait_seconds=WAIT_SECONDS,
+                lease_seconds=self._lease_seconds,
+                trainer=self._trainer,
+            )
+            if batch is not None:
+                with self._lock:
+                    self._open.append(batch.batch_id)
+                return list(batch.groups)
+
+    def moved_on(self) -> None:
+        """Does nothing: the server keeps the position."""
+
+    def done(self, *, durable: bool) -> None:
+        """Acknowledges every batch that the state on disk contains."""
+        if self._checkpointing and not durable:
+            return
+        with self._lock:
+            learned, self._open = self._open, []
+        for batch_id in learned:
+            self._client.ack(batch_id)
+
+    def give_back(self) -> None:
+        """Puts the last batch back to the head of the queue."""
+        with self._lock:
+            batch_id = self._open.pop() if self._open else None
+        if batch_id is not None:
+            self._client.nack(batch_id, reason="the learner stopped before this update")
+
+    def announce(self, version: int, adapter: Path | None) -> None:
+        """Posts the version; services load it and confirm."""
+        run = self._announcement["run"]
+        self._client.publish_policy(
+            version=version,
+            model_name=f"{run}-v{version}" if adapter is not None else str(self._announcement["base_model"]),
+            adapter_path=str(adapter) if adapter is not None else None,
+            step=version,
+            **self._announcement,
+        )
+
+    def held(self) -> set[int]:
+        """Versions that a service still uses."""
+        return set(getattr(self._client.policy(), "held", None) or ())
+
+    def close(self, *, finished: bool) -> None:
+        """Stops extending; gives back what is neither learned nor durable; ends the run if it is finished."""
+        self._stop.set()
+        self._extender.join()
+        try:
+            with self._lock:
+                left, self._open = self._open, []
+            for batch_id in left:
+                self._client.nack(batch_id, reason="the learner stopped")
+            if finished:
+                self._client.finish(self._announcement["run"])
+        finally:
+            self._client.close()
+
+    def _keep_leases(self) -> None:
+        """Extends all open leases until the source is closed; a lost lease shows at its ack."""
+        while not self._stop.wait(self._lease_seconds / 3):
+            with self._lock:
+                open_ = list(self._open)
+            for batch_id in open_:
+                try:
+                    self._client.extend(batch_id, self._lease_seconds)
+                except ServerError as error:
+                    if error.status in (404, 409):  # acknowledged meanwhile, or another learner has it
+                        continue
+                    raise
