@@ -145,6 +145,9 @@ def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Toke
 
 def _load(source: str, rows: int | None) -> Tokenizer:
     """Builds the tokenizer of a name."""
+    note = Path(source, "atropos_gym.json")
+    if note.is_file():  # a model folder of ours names its tokenizer: one over bytes has no file of its own
+        source = json.loads(note.read_text(encoding="utf-8"))["tokenizer"]
     if source == "bytes":
         return BytesTokenizer() if rows is None else BytesTokenizer(rows)
     from atropos_gym._hf_tokenizer import load_hf
