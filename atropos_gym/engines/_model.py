@@ -62,7 +62,9 @@ def build_model(base: Mapping[str, Tensor], config: Any, dtype: torch.dtype, dev
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.to(device)  # buffers; the parameters are replaced below
     try:
-        result = model.load_state_dict(dict(base), strict=False, assign=True)
+        # Detached: a Parameter would be taken over itself, and frozen for the learner too.
+        tensors = {name: tensor.detach() for name, tensor in base.items()}
+        result = model.load_state_dict(tensors, strict=False, assign=True)
     except RuntimeError as error:
         raise ConfigError(f"base does not fit config: {' '.join(str(error).split())}") from error
     model.tie_weights()

@@ -117,8 +117,11 @@ class VersionTable:
         """Refuses everything from now on and wakes who waits."""
         with self._lock:
             self._closed = True
-            waiters = [w for entry in self._live.values() for w in entry.waiters] + list(self._publish_queue)
+            waiters = list(self._publish_queue)
             self._publish_queue.clear()
+            for entry in self._live.values():
+                waiters += entry.waiters
+                entry.waiters = []
         for waiter in waiters:
             if waiter.set_running_or_notify_cancel():
                 waiter.set_exception(EngineError("the engine is closed"))

@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 from atropos_gym.engines import make_engine
+from atropos_gym.engines._sampling import stream_keys, uniforms
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.engines.hf import HFEngine
 from atropos_gym.errors import ConfigError, EngineError, MissingData
@@ -165,6 +166,21 @@ def test_a_sample_does_not_depend_on_its_batch(engine: HFEngine) -> None:
         assert a.ids == b.ids == c.ids
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
         np.testing.assert_allclose(a.logprobs, c.logprobs, atol=1e-4)
+
+
+def test_a_plain_loop_samples_the_same_ids(engine: HFEngine, model: LlamaForCausalLM) -> None:
+    """No batch, no cache, no trie: a whole forward an id, one request after another."""
+    shared = prompts_of([14])[0]
+    prompts = [shared[:k] for k in (3, 14, 9)] + [shared[:9] + [7], [7, *shared[:8]]]
+    each = [params(seed=i, temperature=0.6 + 0.2 * i, max_tokens=5) for i in range(5)]
+    for prompt, one, c in zip(prompts, each, engine.generate_batch(prompts, each), strict=True):
+        ids: list[int] = []
+        for position in range(5):
+            logits = full_logits(model, prompt, [*ids, 0])[-1] / one.temperature
+            cdf = logits.double().softmax(-1).cumsum(-1).numpy()
+            u = uniforms(stream_keys([one.seed or 0], [0]), position)[0]
+            ids.append(int(np.searchsorted(cdf, u, side="right")))
+        assert c.ids == tuple(ids)
 
 
 def test_seeds_decide_samples(engine: HFEngine) -> None:
@@ -425,6 +441,15 @@ def test_base_tensors_are_shared_not_copied() -> None:
     [after] = engine.generate_sync(prompt, params())
     assert after != before[0]
     np.testing.assert_allclose(after.logprobs, full_logprobs(model, prompt, after.ids), atol=2e-4)
+
+
+def test_building_an_engine_touches_neither_learner_nor_random_state() -> None:
+    model = tiny_llama()
+    state = torch.random.get_rng_state()
+    engine = HFEngine(base=dict(model.named_parameters()), config=model.config, tokenizer="bytes")
+    engine.generate_sync([1, 2], params())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_bfloat16_tensors_are_shared_as_they_are(tmp_path: Path) -> None:
