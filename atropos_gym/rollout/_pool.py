@@ -36,12 +36,13 @@ class Seat:
         blocking: call it in a thread of its own, always the same one: some connections live in one thread.
 
     Attributes:
+        env: the environment.
         text_env: the ``TextEnv`` inside it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], *, blocking: bool) -> None:
         self.text_env = cast(TextEnv, env.unwrapped)
-        self._env = env
+        self.env = env
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="env") if blocking else None
 
     async def reset(
@@ -52,21 +53,21 @@ class Seat:
 
     async def step(self, action: Ids) -> tuple[Ids, float, bool, bool, dict[str, Any]]:
         """Plays one turn."""
-        observation, reward, terminated, truncated, info = await self._call(self._env.step, action)
+        observation, reward, terminated, truncated, info = await self._call(self.env.step, action)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def close(self) -> None:
         """Closes the environment; a blocking one behind the call that may still run in its thread."""
         if self._thread is None:
-            self._env.close()
+            self.env.close()
         else:
-            self._thread.submit(self._env.close)
+            self._thread.submit(self.env.close)
             self._thread.shutdown(wait=False)
 
     def _reset(
         self, seed: int, options: Mapping[str, Any] | None, chance: int | None
     ) -> tuple[Ids, dict[str, Any]]:
-        observation, info = self._env.reset(seed=seed, options=None if options is None else dict(options))
+        observation, info = self.env.reset(seed=seed, options=None if options is None else dict(options))
         if chance is not None:
             self.text_env.reseed(chance)
         return observation, info
