@@ -1,0 +1,192 @@
+"""Small ASGI classes in front of the routes: who may ask, and how a body gets in.
+
+Each wraps an application and answers by itself what it refuses; the answer is always JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atropos_gym.batch_server._hosts import is_loopback
+
+__all__ = ["Bodies", "Guard"]
+
+
+class Guard:
+    """Lets in who may ask: a ``Host`` that is ours, and no page of another site.
+
+    A page can make a browser send requests to loopback, and after DNS rebinding only the ``Host`` header
+    shows where they came from. There is no CORS: no other origin is ever allowed.
+
+    Args:
+        app: what is protected.
+        hosts: names besides loopback's that ``Host`` may carry; ``"*"`` is any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] = ()) -> None:
+        self.app = app
+        self.hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 400 or 403, or passes the request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if not self._known(_name(host)):
+            refusal = JSONResponse({"detail": f"host {host[:100]!r} is not served here"}, 400)
+        elif headers.get("sec-fetch-site") == "cross-site" or (
+            origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        ):
+            refusal = JSONResponse({"detail": f"origin {str(origin)[:100]!r} is not allowed here"}, 403)
+        else:
+            await self.app(scope, receive, send)
+            return
+        await refusal(scope, receive, send)
+
+    def _known(self, name: str) -> bool:
+        return "*" in self.hosts or name in self.hosts or is_loopback(name)
+
+
+def _name(host: str) -> str:
+    """The name in a ``Host`` header, without port and brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class _Refusal(Exception):
+    """A body that does not get in."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class _Left(Exception):
+    """The client went away before its body was complete."""
+
+
+class Bodies:
+    """Reads and inflates a whole body before the application sees the request, within limits.
+
+    The limit is counted on what comes out, piece by piece: a small body cannot become a large one in memory,
+    and what a header claims does not matter.
+
+    Args:
+        app: gets the request with its plain body.
+        max_bytes: largest body after inflation.
+        seconds: within which all of it must have arrived.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+        self.seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 400, 408, 413 or 415, or passes the request on."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            await self.app(scope, receive, send)
+            return
+        try:
+            body = await self._read(headers, receive)
+        except _Left:
+            return  # nobody is there to be answered, and nothing of it is kept
+        except _Refusal as refusal:
+            await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
+            return
+        await self.app(scope, _replay(body, receive), send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", "gzip", "x-gzip"):
+            raise _Refusal(415, f"Content-Encoding {encoding[:100]!r} is not supported: use gzip or none")
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > self.max_bytes:
+            raise self._too_large()
+        inflater = None if encoding == "identity" else _Inflater(self.max_bytes)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.seconds):
+                async for chunk in _chunks(receive):
+                    plain = inflater.feed(chunk) if inflater else chunk
+                    size += len(plain)
+                    if size > self.max_bytes:
+                        raise self._too_large()
+                    chunks.append(plain)
+        except TimeoutError:
+            raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
+        except zlib.error:
+            raise _Refusal(400, "invalid gzip body") from None
+        if inflater and not inflater.complete:
+            raise _Refusal(400, "invalid gzip body: it is cut off")
+        return b"".join(chunks)
+
+    def _too_large(self) -> _Refusal:
+        return _Refusal(413, f"body is larger than {self.max_bytes} bytes")
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Left
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """A ``receive`` that gives the body once and then what else happens on the connection."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+class _Inflater:
+    """Inflates gzip members, one behind the other, and never makes more than one byte above the limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._made = 0
+        self._stream = zlib.decompressobj(wbits=31)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Returns what this piece gives; raises ``zlib.error`` where it is no gzip."""
+        parts = []
+        while chunk and self._made <= self._max_bytes:
+            if self._stream.eof:
+                chunk = chunk.lstrip(b"\0")  # padding behind the last member is legal
+                if not chunk:
+                    break
+                self._stream = zlib.decompressobj(wbits=31)
+            part = self._stream.decompress(chunk, self._max_bytes + 1 - self._made)
+            self._made += len(part)
+            parts.append(part)
+            chunk = self._stream.unused_data or self._stream.unconsumed_tail
+        return b"".join(parts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last member has ended."""
+        return self._stream.eof

@@ -1,0 +1,317 @@
+"""The API's requests and how their answers are read, without sending anything.
+
+Both clients, the blocking one and the asynchronous one, send these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+import httpx
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from atropos_gym.errors import GroupRefused, ServerError
+from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration, ScoredDataGroup
+
+__all__ = ["Batch", "Call", "Parcel"]
+
+T = TypeVar("T")
+
+MAX_LIST_BYTES = 32 * 2**20
+"""Groups are sent in lists of about this size at most."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What GET ``/batch`` gave.
+
+    Attributes:
+        groups: oldest first.
+        batch_id: names the lease; None after a plain read.
+        expires_at: when the lease runs out, Unix seconds.
+        step: number of the batch.
+        delivery: 1 at its first delivery.
+        group_ids: names of the groups.
+    """
+
+    groups: list[ScoredDataGroup]
+    batch_id: str | None = None
+    expires_at: float | None = None
+    step: int | None = None
+    delivery: int | None = None
+    group_ids: list[str] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of all groups."""
+        return sum(group.size for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request.
+
+    Attributes:
+        method: ``GET`` or ``POST``.
+        path: from the server's root.
+        read: makes the result of the answer.
+        params: query parameters; None is left out.
+        content: JSON body.
+        headers: besides the usual ones.
+        wait_seconds: how long the server may hold the request.
+        posts_groups: a 422 refuses groups.
+    """
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_seconds: float = 0.0
+    posts_groups: bool = False
+
+    def query(self) -> dict[str, str | int | float]:
+        """Query parameters as they are sent."""
+        return {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in self.params.items()
+            if value is not None
+        }
+
+    def result(self, response: httpx.Response) -> T:
+        """Reads an answer below 500; raises ``ServerError`` or ``GroupRefused`` where it is a refusal."""
+        if response.is_success:
+            return self.read(response)
+        detail = _detail(response)
+        kind = GroupRefused if self.posts_groups and response.status_code == 422 else ServerError
+        message = f"{self.method} {self.path} was refused ({response.status_code}): {describe(detail)}"
+        raise kind(message, status=response.status_code, detail=detail)
+
+
+def get(path: str, *, env_id: int | None = None) -> Call[dict[str, Any]]:
+    """A plain GET whose answer is an object; ``env_id`` goes as the original wants it and as a query."""
+    if env_id is None:
+        return Call("GET", path, _object)
+    return Call("GET", path, _object, params={"env_id": env_id}, content=to_json({"env_id": env_id}))
+
+
+def post(path: str, body: Mapping[str, Any], **params: Any) -> Call[dict[str, Any]]:
+    """A plain POST whose answer is an object."""
+    return Call("POST", path, _object, params=params, content=to_json(body))
+
+
+def register(takeover: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """POST ``/register``; what is not given has a value that asks for nothing."""
+    defaults = {
+        "wandb_group": "",
+        "wandb_project": "",
+        "batch_size": 1,
+        "max_token_len": 0,
+        "checkpoint_dir": "",
+        "save_checkpoint_interval": 0,
+        "starting_step": 0,
+        "num_steps": -1,
+    }
+    body = _checked(Registration, {**defaults, **fields})
+    return post("/register", body, takeover=True if takeover else None)
+
+
+def register_env(fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """POST ``/register-env``."""
+    return post("/register-env", _checked(EnvRegistration, {"weight": 1.0, **fields}))
+
+
+def publish(force: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """POST ``/policy``."""
+    return post("/policy", _checked(PolicyUpdate, fields), force=True if force else None)
+
+
+def policy(
+    after: int | None, wait_seconds: float, env_id: int | None, holding: Iterable[int] | None
+) -> Call[Policy]:
+    """GET ``/policy``."""
+    return Call(
+        "GET",
+        "/policy",
+        lambda response: Policy.model_validate(_object(response)),
+        params={
+            "after": after,
+            "wait_seconds": wait_seconds or None,
+            "env_id": env_id,
+            "holding": None if holding is None else ",".join(map(str, holding)),
+        },
+        wait_seconds=wait_seconds,
+    )
+
+
+def batch(
+    groups: int | None,
+    wait_seconds: float,
+    lease_seconds: float | None,
+    trainer: str | None,
+    partial: bool,
+) -> Call[Batch | None]:
+    """GET ``/batch``."""
+    return Call(
+        "GET",
+        "/batch",
+        _read_batch,
+        params={
+            "groups": groups,
+            "wait_seconds": wait_seconds or None,
+            "lease_seconds": lease_seconds,
+            "trainer": trainer,
+            "partial": True if partial else None,
+        },
+        wait_seconds=wait_seconds,
+    )
+
+
+def post_group(group: ScoredDataGroup) -> Call[str | None]:
+    """POST ``/scored_data``; the result is the group's name, None from a server that gives none."""
+    return Call(
+        "POST",
+        "/scored_data",
+        lambda response: _object(response).get("group_id"),
+        content=group.to_json(),
+        headers={"Idempotency-Key": uuid4().hex},
+        posts_groups=True,
+    )
+
+
+class Parcel:
+    """Groups on their way: lists that shrink where the server refuses one of their groups.
+
+    A list is taken whole or not at all, so after a refusal the others are sent again without the bad ones.
+    """
+
+    def __init__(self, groups: Sequence[ScoredDataGroup]) -> None:
+        self._waiting = [(index, group.to_json()) for index, group in enumerate(groups)]
+        self._sent: list[tuple[int, bytes]] = []
+        self._names: dict[int, str] = {}
+        self._refusals: list[dict[str, Any]] = []
+
+    def next(self) -> Call[list[str]] | None:
+        """The next request, None where nothing is left."""
+        size = 0
+        while self._waiting and size < MAX_LIST_BYTES:
+            self._sent.append(self._waiting.pop(0))
+            size += len(self._sent[-1][1])
+        if not self._sent:
+            return None
+        return Call(
+            "POST",
+            "/scored_data_list",
+            lambda response: list(_object(response).get("group_ids", [])),
+            content=b"[" + b",".join(payload for _, payload in self._sent) + b"]",
+            headers={"Idempotency-Key": uuid4().hex},
+            posts_groups=True,
+        )
+
+    def accepted(self, names: list[str]) -> None:
+        """Notes that the last request went through."""
+        self._names.update((index, name) for (index, _), name in zip(self._sent, names, strict=False))
+        self._sent = []
+
+    def refused(self, refusal: GroupRefused) -> None:
+        """Takes the groups that the server names out of the list; they are reported by :meth:`close`."""
+        bad: set[int] = set()
+        for entry in refusal.detail if isinstance(refusal.detail, list) else []:
+            loc = entry.get("loc", [])
+            if len(loc) > 1 and isinstance(loc[1], int) and loc[1] < len(self._sent):
+                bad.add(loc[1])
+                index = self._sent[loc[1]][0]
+                self._refusals.append({**entry, "loc": ["body", index, *loc[2:]]})
+        if not bad:
+            raise refusal
+        self._waiting = [one for at, one in enumerate(self._sent) if at not in bad] + self._waiting
+        self._sent = []
+
+    def close(self) -> list[str]:
+        """Returns the names of the accepted groups; raises ``GroupRefused`` if there were others."""
+        if self._refusals:
+            message = f"groups were refused, all others are stored: {describe(self._refusals)}"
+            raise GroupRefused(message, status=422, detail=self._refusals)
+        return [self._names[index] for index in sorted(self._names)]
+
+
+def describe(detail: object) -> str:
+    """Says in one line what a server's ``detail`` says.
+
+    >>> describe([{"loc": ["body", "masks", 0], "msg": "too short"}])
+    'masks[0]: too short'
+    """
+    if not isinstance(detail, list):
+        return str(detail)[:500]
+    lines = []
+    for entry in detail[:3]:
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in entry["loc"][1:])
+        lines.append(f"{path.lstrip('.') or entry['loc'][0]}: {entry['msg']}")
+    more = f" (and {len(detail) - 3} more)" if len(detail) > 3 else ""
+    return "; ".join(lines) + more
+
+
+def _detail(response: httpx.Response) -> object:
+    try:
+        return _object(response)["detail"]
+    except (ServerError, KeyError):
+        return response.text[:500]
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = from_json(response.content)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        message = f"{response.request.url} answered {response.content[:100]!r}: is this a batch server?"
+        raise ServerError(message, status=response.status_code)
+    return value
+
+
+def _checked(
+    model: type[Registration] | type[EnvRegistration] | type[PolicyUpdate], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Checks a body before it is sent; a mistyped name would be ignored by the server."""
+    if unknown := fields.keys() - model.model_fields.keys():
+        raise TypeError(f"{model.__name__} has no field {', '.join(sorted(unknown))}")
+    return model.model_validate(fields).model_dump(exclude_none=True)
+
+
+def _read_batch(response: httpx.Response) -> Batch | None:
+    value = _object(response)
+    if value.get("status") == "error":
+        raise ServerError(f"no batch: {value.get('message')}", status=response.status_code, detail=value)
+    items = value["batch"]
+    if items is None:
+        return None
+    # Our server says how much it sends and has checked all of it; what comes from another is checked here.
+    ours = "x-batch-groups" in response.headers
+    try:
+        groups = [
+            ScoredDataGroup.model_construct(**item) if ours else ScoredDataGroup.model_validate(item)
+            for item in items
+        ]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ServerError(
+            f"the server gave a group that cannot be used: {first['loc']}: {first['msg']}"
+        ) from None
+    batch = Batch(
+        groups,
+        value.get("batch_id"),
+        value.get("expires_at"),
+        value.get("step"),
+        value.get("delivery"),
+        value.get("group_ids", []),
+    )
+    if ours and batch.sequences != int(response.headers["x-batch-sequences"]):
+        raise ServerError(
+            f"batch has {batch.sequences} sequences, the server says otherwise: is a proxy between?"
+        )
+    return batch

@@ -1,0 +1,89 @@
+"""What the routes share: the store, the time, and waiting for something to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from atropos_gym.batch_server.clock import Clock
+from atropos_gym.batch_server.store import Store
+
+__all__ = ["Desk", "watch"]
+
+LOOK_AGAIN = 1.0
+"""Seconds after which a held request looks again by itself: leases run out without a request."""
+
+Found = TypeVar("Found")
+
+
+class Desk:
+    """The store with its clock, and the requests that wait at it.
+
+    Attributes:
+        store: what the server knows.
+        clock: what time it is.
+        closed: the server stops: nobody waits any more.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.closed = False
+        self._change = asyncio.Event()
+
+    def now(self) -> float:
+        """The time, after doing what is due by then."""
+        now = self.clock.time()
+        self.store.tick(now)
+        return now
+
+    def notify(self) -> None:
+        """Wakes every request that waits."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    def close(self) -> None:
+        """Lets every held request answer now."""
+        self.closed = True
+        self.notify()
+
+    async def hold(
+        self, seconds: float, look: Callable[[], Found | None], gone: Callable[[], bool] = lambda: False
+    ) -> Found | None:
+        """Looks again at every change until something is there, the time is up or the client has left.
+
+        Args:
+            seconds: how long to wait at most; 0 looks once.
+            look: returns what is waited for, or None.
+            gone: whether the client has left.
+        """
+        until = self.clock.time() + seconds
+        while not gone():
+            change = self._change
+            if (found := look()) is not None:
+                return found
+            left = until - self.clock.time()
+            if left <= 0 or self.closed:
+                return None
+            await self.clock.wait(change, min(left, LOOK_AGAIN))
+        return None
+
+
+@asynccontextmanager
+async def watch(receive: Receive) -> AsyncIterator[Callable[[], bool]]:
+    """Watches whether the client leaves while its request is worked on; the body must have been read."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    watcher = asyncio.ensure_future(until_gone())
+    try:
+        await asyncio.sleep(0)  # one look before anything is handed out
+        yield watcher.done
+    finally:
+        watcher.cancel()

@@ -1,0 +1,80 @@
+"""What anyone may read, and the reset that the old tools call first."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from pydantic_core import from_json
+
+from atropos_gym.batch_server._bodies import reply
+from atropos_gym.batch_server._desk import Desk
+
+__all__ = ["info_routes"]
+
+NO_EXAMPLE: dict[str, list[object]] = {
+    "tokens": [],
+    "masks": [],
+    "scores": [],
+    "advantages": [],
+    "ref_logprobs": [],
+    "generation_params": [],
+    "inference_logprobs": [],
+    "messages": [],
+    "images": [],
+}
+
+
+def info_routes(desk: Desk) -> APIRouter:
+    """The read-only routes, on this desk."""
+    router = APIRouter(tags=["information"])
+    store = desk.store
+
+    @router.get("/")
+    async def root() -> Response:
+        """Says what this is."""
+        return reply({"message": "AtroposLib API"})
+
+    @router.get("/wandb_info")
+    async def wandb_info() -> Response:
+        """Where the trainer logs to."""
+        return reply(store.wandb_info())
+
+    @router.get("/info")
+    async def info() -> Response:
+        """What the trainer wants."""
+        return reply(store.info())
+
+    @router.get("/status")
+    async def status() -> Response:
+        """How far training is and how much is queued."""
+        desk.now()
+        return reply(store.status())
+
+    @router.get("/envs")
+    async def envs() -> Response:
+        """All environments."""
+        desk.now()
+        return reply({"envs": store.envs()})
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Whether all is well, with a sentence for each kind of trouble."""
+        desk.now()
+        return reply(store.health())
+
+    @router.get("/latest_example")
+    async def latest_example() -> Response:
+        """The group that came last, with all 14 keys."""
+        payload = store.latest_example()
+        if payload is None:
+            return reply(NO_EXAMPLE)
+        return reply({"inference_logprobs": None, **from_json(payload)})
+
+    @router.get("/reset_data")
+    async def reset_data() -> Response:
+        """Forgets everything but the numbers of environments."""
+        store.reset()
+        desk.notify()
+        return PlainTextResponse("Reset successful")
+
+    return router

@@ -1,0 +1,125 @@
+"""What trainers call: registration, batches, and the policy that they publish."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import Response
+
+from atropos_gym.batch_server._bodies import read_body, reply, schema_of
+from atropos_gym.batch_server._delivery import BatchReply
+from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server.stock import Request as BatchRequest
+from atropos_gym.wire import Ack, Extend, Nack, Policy, PolicyUpdate, Registration
+
+__all__ = ["trainer_routes"]
+
+WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
+LeaseSeconds = Annotated[float | None, Query(ge=1, le=86400, allow_inf_nan=False)]
+
+
+def trainer_routes(desk: Desk) -> APIRouter:
+    """The routes of trainers, on this desk."""
+    router = APIRouter(tags=["trainers"])
+    store = desk.store
+
+    @router.post("/register", openapi_extra=schema_of(Registration))
+    async def register(request: Request, takeover: bool = False) -> Response:
+        """Registers a trainer: the first one's settings hold until it is silent or replaced."""
+        settings = await read_body(request, Registration)
+        trainer_id = store.register(settings, desk.now(), takeover=takeover)
+        desk.notify()
+        return reply({"uuid": UUID(hex=trainer_id).int, "trainer_id": trainer_id})
+
+    @router.get("/batch")
+    async def batch(
+        wait_seconds: WaitSeconds = 0.0,
+        lease_seconds: LeaseSeconds = None,
+        groups: Annotated[int | None, Query(ge=1)] = None,
+        partial: bool = False,
+        trainer: str | None = None,
+    ) -> Response:
+        """Hands out the next batch, oldest groups first; null where there is none yet."""
+        now = desk.now()
+        if not store.registered:
+            message = "Trainer not registered. Call /register first."
+            return reply({"status": "error", "message": message, "batch": []})
+        store.trainer_seen(now, trainer)
+        wanted = BatchRequest(groups=groups, partial=partial, lease_seconds=lease_seconds)
+        return BatchReply(desk, wanted, wait_seconds, trainer)
+
+    @router.post("/ack", openapi_extra=schema_of(Ack))
+    async def ack(request: Request) -> Response:
+        """Ends a lease: the batch was used."""
+        body = await read_body(request, Ack)
+        store.trainer_seen(desk.now())
+        lease = store.ack(body.batch_id)
+        return reply({"status": "acked", "batch_id": lease.batch_id, "current_step": lease.step_at_end})
+
+    @router.post("/nack", openapi_extra=schema_of(Nack))
+    async def nack(request: Request) -> Response:
+        """Gives a batch back to the head of the queue, or drops it."""
+        body = await read_body(request, Nack)
+        store.trainer_seen(desk.now())
+        lease = store.nack(body.batch_id, drop=body.drop, reason=body.reason)
+        desk.notify()
+        return reply({"status": lease.state, "groups": lease.group_count})
+
+    @router.post("/extend", openapi_extra=schema_of(Extend))
+    async def extend(request: Request) -> Response:
+        """Gives a lease more time, counted from now."""
+        body = await read_body(request, Extend)
+        now = desk.now()
+        store.trainer_seen(now)
+        lease = store.extend(body.batch_id, body.lease_seconds, now)
+        return reply({"status": "extended", "batch_id": lease.batch_id, "expires_at": lease.expires_at})
+
+    @router.post("/policy", openapi_extra=schema_of(PolicyUpdate))
+    async def publish(request: Request, force: bool = False) -> Response:
+        """Takes a learner's newest version, or the end of its run."""
+        update = await read_body(request, PolicyUpdate)
+        now = desk.now()
+        store.trainer_seen(now)
+        store.publish(update, now, force=force)
+        desk.notify()
+        status = "finished" if update.finished else "published"
+        return reply({"status": status, "version": store.policy(now).version})
+
+    @router.get("/policy")
+    async def policy(
+        after: int | None = None,
+        wait_seconds: WaitSeconds = 0.0,
+        env_id: int | None = None,
+        holding: str | None = None,
+    ) -> Response:
+        """Shows the newest version; with ``after``, once there is a newer one or the run has ended."""
+        now = desk.now()
+        store.env_seen(env_id, now)
+        if holding is not None:
+            store.hold(env_id, _versions(holding), now)
+
+        def newer() -> Policy | None:
+            policy = store.policy(desk.now())
+            fresh = policy.version is not None and (after is None or policy.version > after)
+            return policy if fresh or policy.finished else None
+
+        seconds = wait_seconds if after is not None else 0.0
+        found = await desk.hold(seconds, newer) or store.policy(desk.now())
+        if found.version is None:
+            return reply({"version": None, "finished": found.finished, "held": found.held})
+        return reply(found.model_dump())
+
+    return router
+
+
+def _versions(text: str) -> list[int]:
+    """Reads ``11,12``; nothing at all means that no version is used any more."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        message = f"holding must be versions such as 11,12, got {text[:100]!r}"
+        raise HTTPException(
+            422, [{"type": "int_parsing", "loc": ["query", "holding"], "msg": message}]
+        ) from None

@@ -1,0 +1,79 @@
+"""The batch server as an ASGI application: HTTP only, all that it knows is in the store.
+
+uvicorn --factory atropos_gym.batch_server.app:create_app
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from atropos_gym.batch_server._asgi import Bodies, Guard
+from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._routes_env import env_routes
+from atropos_gym.batch_server._routes_info import info_routes
+from atropos_gym.batch_server._routes_trainer import trainer_routes
+from atropos_gym.batch_server.clock import Clock, SystemClock
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.refusals import Conflict, Unknown
+from atropos_gym.batch_server.store import MemoryStore, Store
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    store: Store | None = None, limits: Limits | None = None, clock: Clock | None = None
+) -> FastAPI:
+    """Builds the server; two of them can live in one process.
+
+    Args:
+        store: what it knows; a new :class:`MemoryStore` by default.
+        limits: what it allows; the store's by default, else they become the store's too.
+        clock: what time it is; the system's by default.
+
+    Returns:
+        The application. Its ``state.desk.close()`` lets every held request answer at once.
+
+    >>> app = create_app()
+    >>> sorted(route.path for route in app.routes if route.path.startswith("/scored"))
+    ['/scored_data', '/scored_data_list']
+    """
+    store = MemoryStore(limits) if store is None else store
+    if limits is not None:
+        store.limits = limits
+    desk = Desk(store, clock or SystemClock())
+    app = FastAPI(title="Batch server", summary="Scored groups in, batches out.", version="1")
+    app.state.desk = desk
+    for routes in (trainer_routes, env_routes, info_routes):
+        app.include_router(routes(desk))
+    app.add_exception_handler(Conflict, _conflict)
+    app.add_exception_handler(Unknown, _unknown)
+    app.add_exception_handler(RequestValidationError, _query_refused)
+    app.add_exception_handler(Exception, _failed)
+    # The last one added is the first to see a request.
+    app.add_middleware(Bodies, max_bytes=store.limits.max_body_bytes, seconds=store.limits.receive_seconds)
+    app.add_middleware(Guard, hosts=store.limits.allowed_hosts)
+    return app
+
+
+async def _conflict(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, 409)
+
+
+async def _unknown(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, 404)
+
+
+async def _query_refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    entries = [
+        {"type": entry["type"], "loc": list(entry["loc"]), "msg": entry["msg"]}
+        for entry in error.errors()[:20]
+    ]
+    return JSONResponse({"detail": entries}, 422)
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    # The error itself goes to the log: Starlette raises it again after this answer.
+    return JSONResponse({"detail": "internal error: see the server's log"}, 500)

@@ -1,0 +1,382 @@
+"""Clients of the batch server, blocking and asynchronous, with the same method names.
+
+They try again where the server cannot be reached or fails, with growing pauses, and raise where it refuses:
+``GroupRefused`` for groups, ``ServerError`` for the rest. Nothing goes through a proxy to this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from atropos_gym.batch_server import _calls as calls
+from atropos_gym.batch_server._calls import Batch, Call, Parcel
+from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.errors import ConfigError, GroupRefused, ServerError
+from atropos_gym.wire import Policy, ScoredDataGroup
+
+__all__ = ["AsyncBatchClient", "Batch", "BatchClient"]
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 30.0
+
+
+class _Attempts:
+    """Decides after each failed try whether and when there is another one."""
+
+    def __init__(self, url: str, retry_seconds: float | None) -> None:
+        self._url = url
+        self._retry_seconds = retry_seconds
+        self._waited = 0.0
+        self._pause = FIRST_PAUSE
+
+    def pause(self, failure: httpx.TransportError | httpx.Response) -> float:
+        """Seconds until the next try; raises ``ServerError`` where there has been enough of it."""
+        seconds = self._pause * random.uniform(0.5, 1.0)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        if isinstance(failure, httpx.Response) and failure.headers.get("retry-after", "").isdigit():
+            seconds = float(failure.headers["retry-after"])
+        self._waited += seconds
+        if self._retry_seconds is not None and self._waited > self._retry_seconds:
+            raise self._error(failure)
+        return seconds
+
+    def _error(self, failure: httpx.TransportError | httpx.Response) -> ServerError:
+        if isinstance(failure, httpx.Response):
+            message = f"batch server at {self._url} fails: {failure.status_code} {failure.text[:200]}"
+            return ServerError(message, status=failure.status_code)
+        reason = str(failure) or type(failure).__name__
+        return ServerError(f"no answer from {self._url}: {reason}; is it running (`atropos-gym serve`)?")
+
+
+class _Client:
+    """What both clients share: where the server is, and how requests look."""
+
+    def __init__(self, url: str, timeout: float, retry_seconds: float | None) -> None:
+        parts = httpx.URL(url)
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise ConfigError(f"server must be a URL such as http://127.0.0.1:8000, got {url!r}")
+        self.url = url.rstrip("/")
+        self.trainer_id: str | None = None
+        self._timeout = timeout
+        self._retry_seconds = retry_seconds
+        # Replies are not compressed: on one machine that costs more than it saves.
+        self._options: dict[str, Any] = {
+            "base_url": self.url,
+            "trust_env": not is_loopback(parts.host),
+            "headers": {"Accept-Encoding": "identity"},
+        }
+
+    def _attempts(self) -> _Attempts:
+        return _Attempts(self.url, self._retry_seconds)
+
+    def _request(self, call: Call[T]) -> dict[str, Any]:
+        headers = dict(call.headers)
+        if call.content is not None:
+            headers["Content-Type"] = "application/json"
+        return {
+            "method": call.method,
+            "url": call.path,
+            "params": call.query(),
+            "content": call.content,
+            "headers": headers,
+            "timeout": self._timeout + call.wait_seconds,
+        }
+
+
+class BatchClient(_Client):
+    """Speaks to a batch server.
+
+    Args:
+        url: where it is.
+        timeout: seconds until an answer must have come, besides what the server may hold the request for.
+        retry_seconds: how long to try again in all where there is no answer or a 5xx; None is for ever.
+        transport: another way to reach it, such as ``httpx.MockTransport``.
+        sleep: how to pause.
+
+    >>> with BatchClient("http://127.0.0.1:8000") as client:
+    ...     client.url
+    'http://127.0.0.1:8000'
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        retry_seconds: float | None = 60.0,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(url, timeout, retry_seconds)
+        self._http = httpx.Client(transport=transport, **self._options)
+        self._sleep = sleep
+
+    def _run(self, call: Call[T]) -> T:
+        attempts = self._attempts()
+        failure: httpx.TransportError | httpx.Response
+        while True:
+            try:
+                response = self._http.request(**self._request(call))
+                if response.status_code < 500:
+                    return call.result(response)
+                failure = response
+            except httpx.TransportError as error:
+                failure = error
+            self._sleep(attempts.pause(failure))
+
+    def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
+        """Registers as the trainer (fields of ``Registration``); later calls carry the id that it gets."""
+        reply = self._run(calls.register(takeover, fields))
+        self.trainer_id = reply.get("trainer_id")
+        return reply
+
+    def register_env(self, **fields: Any) -> dict[str, Any]:
+        """Registers as an environment (fields of ``EnvRegistration``); see ``status`` in the reply."""
+        return self._run(calls.register_env(fields))
+
+    def info(self) -> dict[str, Any]:
+        """What the trainer wants."""
+        return self._run(calls.get("/info"))
+
+    def status(self) -> dict[str, Any]:
+        """How far training is and how much is queued."""
+        return self._run(calls.get("/status"))
+
+    def status_env(self, env_id: int) -> dict[str, Any]:
+        """How much is queued, as this environment should see it."""
+        return self._run(calls.get("/status-env", env_id=env_id))
+
+    def disconnect_env(self, env_id: int) -> dict[str, Any]:
+        """Leaves; any later call of this environment connects it again."""
+        return self._run(calls.post("/disconnect-env", {"env_id": env_id}))
+
+    def post_group(self, group: ScoredDataGroup) -> str | None:
+        """Posts one group; returns its name. Raises ``GroupRefused`` with the first bad place."""
+        return self._run(calls.post_group(group))
+
+    def post_groups(self, groups: Sequence[ScoredDataGroup]) -> list[str]:
+        """Posts groups in one request; returns their names.
+
+        Raises:
+            GroupRefused: the server refused some; all others are stored. ``detail`` names the refused ones:
+                ``loc`` is ``["body", index, ...]``.
+        """
+        parcel = Parcel(groups)
+        while (call := parcel.next()) is not None:
+            try:
+                parcel.accepted(self._run(call))
+            except GroupRefused as refusal:
+                parcel.refused(refusal)
+        return parcel.close()
+
+    def batch(
+        self,
+        *,
+        groups: int | None = None,
+        wait_seconds: float = 0.0,
+        lease_seconds: float | None = None,
+        trainer: str | None = None,
+        partial: bool = False,
+    ) -> Batch | None:
+        """Asks for the next batch, oldest groups first; None where there is none within the time.
+
+        Args:
+            groups: so many whole groups instead of the registered number of sequences.
+            wait_seconds: how long the server may wait for it, 0 to 600.
+            lease_seconds: lease it until acked, instead of using it up.
+            trainer: who asks; by default the id that ``register`` gave.
+            partial: fewer groups will do after the wait, at least one.
+        """
+        trainer = trainer or self.trainer_id
+        return self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial))
+
+    def ack(self, batch_id: str) -> dict[str, Any]:
+        """Says that a leased batch was used."""
+        return self._run(calls.post("/ack", {"batch_id": batch_id}))
+
+    def nack(self, batch_id: str, drop: bool = False, reason: str = "") -> dict[str, Any]:
+        """Gives a leased batch back to the head of the queue, or drops it."""
+        return self._run(calls.post("/nack", {"batch_id": batch_id, "drop": drop, "reason": reason}))
+
+    def extend(self, batch_id: str, lease_seconds: float) -> dict[str, Any]:
+        """Keeps a leased batch for so many seconds from now."""
+        return self._run(calls.post("/extend", {"batch_id": batch_id, "lease_seconds": lease_seconds}))
+
+    def policy(
+        self,
+        after: int | None = None,
+        wait_seconds: float = 0.0,
+        env_id: int | None = None,
+        holding: Iterable[int] | None = None,
+    ) -> Policy:
+        """Asks for the newest version of the policy.
+
+        Args:
+            after: wait for a version above this one.
+            wait_seconds: how long the server may wait for it, 0 to 600; then it gives the current one.
+            env_id: who asks.
+            holding: versions that the asking service still uses; None says nothing about it.
+        """
+        return self._run(calls.policy(after, wait_seconds, env_id, holding))
+
+    def publish_policy(self, *, force: bool = False, **fields: Any) -> dict[str, Any]:
+        """Publishes a version (fields of ``PolicyUpdate``)."""
+        return self._run(calls.publish(force, fields))
+
+    def finish(self, run: str) -> dict[str, Any]:
+        """Says that this run has ended: services stop."""
+        return self._run(calls.publish(False, {"run": run, "finished": True}))
+
+    def health(self) -> dict[str, Any]:
+        """Whether all is well at the server."""
+        return self._run(calls.get("/health"))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncBatchClient(_Client):
+    """Speaks to a batch server from an event loop; see :class:`BatchClient` for arguments and methods."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        retry_seconds: float | None = 60.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(url, timeout, retry_seconds)
+        self._http = httpx.AsyncClient(transport=transport, **self._options)
+        self._sleep = sleep
+
+    async def _run(self, call: Call[T]) -> T:
+        attempts = self._attempts()
+        failure: httpx.TransportError | httpx.Response
+        while True:
+            try:
+                response = await self._http.request(**self._request(call))
+                if response.status_code < 500:
+                    return call.result(response)
+                failure = response
+            except httpx.TransportError as error:
+                failure = error
+            await self._sleep(attempts.pause(failure))
+
+    async def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
+        """Registers as the trainer."""
+        reply = await self._run(calls.register(takeover, fields))
+        self.trainer_id = reply.get("trainer_id")
+        return reply
+
+    async def register_env(self, **fields: Any) -> dict[str, Any]:
+        """Registers as an environment."""
+        return await self._run(calls.register_env(fields))
+
+    async def info(self) -> dict[str, Any]:
+        """What the trainer wants."""
+        return await self._run(calls.get("/info"))
+
+    async def status(self) -> dict[str, Any]:
+        """How far training is and how much is queued."""
+        return await self._run(calls.get("/status"))
+
+    async def status_env(self, env_id: int) -> dict[str, Any]:
+        """How much is queued, as this environment should see it."""
+        return await self._run(calls.get("/status-env", env_id=env_id))
+
+    async def disconnect_env(self, env_id: int) -> dict[str, Any]:
+        """Leaves."""
+        return await self._run(calls.post("/disconnect-env", {"env_id": env_id}))
+
+    async def post_group(self, group: ScoredDataGroup) -> str | None:
+        """Posts one group."""
+        return await self._run(calls.post_group(group))
+
+    async def post_groups(self, groups: Sequence[ScoredDataGroup]) -> list[str]:
+        """Posts groups in one request."""
+        parcel = Parcel(groups)
+        while (call := parcel.next()) is not None:
+            try:
+                parcel.accepted(await self._run(call))
+            except GroupRefused as refusal:
+                parcel.refused(refusal)
+        return parcel.close()
+
+    async def batch(
+        self,
+        *,
+        groups: int | None = None,
+        wait_seconds: float = 0.0,
+        lease_seconds: float | None = None,
+        trainer: str | None = None,
+        partial: bool = False,
+    ) -> Batch | None:
+        """Asks for the next batch."""
+        trainer = trainer or self.trainer_id
+        return await self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial))
+
+    async def ack(self, batch_id: str) -> dict[str, Any]:
+        """Says that a leased batch was used."""
+        return await self._run(calls.post("/ack", {"batch_id": batch_id}))
+
+    async def nack(self, batch_id: str, drop: bool = False, reason: str = "") -> dict[str, Any]:
+        """Gives a leased batch back, or drops it."""
+        return await self._run(calls.post("/nack", {"batch_id": batch_id, "drop": drop, "reason": reason}))
+
+    async def extend(self, batch_id: str, lease_seconds: float) -> dict[str, Any]:
+        """Keeps a leased batch for so many seconds from now."""
+        return await self._run(calls.post("/extend", {"batch_id": batch_id, "lease_seconds": lease_seconds}))
+
+    async def policy(
+        self,
+        after: int | None = None,
+        wait_seconds: float = 0.0,
+        env_id: int | None = None,
+        holding: Iterable[int] | None = None,
+    ) -> Policy:
+        """Asks for the newest version of the policy."""
+        return await self._run(calls.policy(after, wait_seconds, env_id, holding))
+
+    async def publish_policy(self, *, force: bool = False, **fields: Any) -> dict[str, Any]:
+        """Publishes a version."""
+        return await self._run(calls.publish(force, fields))
+
+    async def finish(self, run: str) -> dict[str, Any]:
+        """Says that this run has ended."""
+        return await self._run(calls.publish(False, {"run": run, "finished": True}))
+
+    async def health(self) -> dict[str, Any]:
+        """Whether all is well at the server."""
+        return await self._run(calls.get("/health"))
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

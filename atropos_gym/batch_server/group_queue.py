@@ -1,0 +1,159 @@
+"""The groups that wait for a trainer: in the order they came, with counters that cost nothing to read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+__all__ = ["GroupQueue", "Place", "StoredGroup", "Unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """One accepted group.
+
+    Attributes:
+        number: its place in the order of arrival.
+        payload: the group as compact JSON, as it is served.
+        sequences: how many sequences it has.
+        longest: tokens of its longest sequence.
+        env_id: the sender; None where it did not say.
+        policy_version: lowest version that sampled in it; None where unknown.
+        received_at: Unix seconds.
+    """
+
+    number: int
+    payload: bytes
+    sequences: int
+    longest: int
+    env_id: int | None
+    policy_version: int | None
+    received_at: float
+
+    @property
+    def group_id(self) -> str:
+        """Its name on the wire."""
+        return f"g-{self.number}"
+
+
+class Place(StrEnum):
+    """Where a unit is."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """What is delivered whole: one group, or the parts of one that came in pieces.
+
+    Attributes:
+        groups: in the order of arrival.
+        deliveries: how often it was handed out.
+        step: number of the batch that it was first handed out in.
+        passed_at: when a batch was first formed, or sought, without it though it was the oldest.
+        place: where it is now.
+    """
+
+    groups: tuple[StoredGroup, ...]
+    deliveries: int = 0
+    step: int | None = None
+    passed_at: float | None = None
+    place: Place = Place.GONE
+
+    @property
+    def number(self) -> int:
+        """Its place in the queue."""
+        return self.groups[0].number
+
+    @property
+    def env_id(self) -> int | None:
+        """Whose it is."""
+        return self.groups[0].env_id
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of all its groups."""
+        return sum(group.sequences for group in self.groups)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return max(group.longest for group in self.groups)
+
+    @property
+    def policy_version(self) -> int | None:
+        """The lowest version that is known of its groups."""
+        versions = [group.policy_version for group in self.groups if group.policy_version is not None]
+        return min(versions, default=None)
+
+
+class GroupQueue:
+    """Units in the order of arrival. One that comes back takes its old place again.
+
+    Attributes:
+        groups: number of groups.
+        sequences: number of sequences.
+        groups_of: number of groups by environment.
+        sequences_of: number of sequences by environment.
+    """
+
+    def __init__(self) -> None:
+        self._units: list[Unit] = []
+        self.groups = 0
+        self.sequences = 0
+        self.groups_of: Counter[int | None] = Counter()
+        self.sequences_of: Counter[int | None] = Counter()
+        self._sizes: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self._units)
+
+    def __getitem__(self, position: int) -> Unit:
+        return self._units[position]
+
+    @property
+    def largest_group(self) -> int:
+        """Sequences of the largest group; 0 where the queue is empty."""
+        return max(self._sizes, default=0)
+
+    def find(self, number: int) -> Unit | None:
+        """Returns the unit of this number, if it is queued."""
+        position = bisect_left(self._units, number, key=attrgetter("number"))
+        if position < len(self._units) and self._units[position].number == number:
+            return self._units[position]
+        return None
+
+    def add(self, unit: Unit) -> None:
+        """Puts a unit where its number belongs."""
+        unit.place = Place.QUEUED
+        insort(self._units, unit, key=attrgetter("number"))
+        self._count(unit, 1)
+
+    def remove(self, units: Iterable[Unit], place: Place) -> None:
+        """Takes units out, to another place."""
+        leaving = set(units)
+        for unit in leaving:
+            if unit.place is not Place.QUEUED:
+                raise ValueError(f"unit {unit.number} is {unit.place}, not in the queue")
+            unit.place = place
+            self._count(unit, -1)
+        self._units = [unit for unit in self._units if unit not in leaving]
+
+    def _count(self, unit: Unit, sign: int) -> None:
+        self.groups += sign * len(unit.groups)
+        for group in unit.groups:
+            self.sequences += sign * group.sequences
+            self.groups_of[group.env_id] += sign
+            self.sequences_of[group.env_id] += sign * group.sequences
+            self._sizes[group.sequences] += sign
+            if not self._sizes[group.sequences]:
+                del self._sizes[group.sequences]

@@ -1,0 +1,129 @@
+"""Batches that were handed out and are not yet used: who has them, until when, and how they end."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atropos_gym.batch_server.group_queue import StoredGroup, Unit
+from atropos_gym.batch_server.refusals import Unknown
+
+__all__ = ["Lease", "LeaseBook", "LeaseState"]
+
+REMEMBERED = 1000
+"""How many ended leases are remembered, so that a repeated ack gets its answer again."""
+
+
+class LeaseState(StrEnum):
+    """What became of a lease. All but ``OPEN`` are ends."""
+
+    OPEN = "open"
+    ACKED = "acked"
+    REQUEUED = "requeued"
+    DROPPED = "dropped"
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class Lease:
+    """One delivery of one batch.
+
+    Attributes:
+        batch_id: its name; each delivery has its own.
+        units: what is in it, oldest first; empty once the lease has ended.
+        numbers: of these units; they stay.
+        group_count: number of groups; it stays.
+        step: number of the batch, the same at every delivery.
+        first: whether this delivery counted the step.
+        delivery: 1 for the first delivery.
+        seconds: how long it lasts; None for a plain read, which is used up once handed over.
+        expires_at: Unix seconds.
+        state: whether and how it has ended.
+        step_at_end: the server's step when it was acked.
+    """
+
+    batch_id: str
+    units: tuple[Unit, ...]
+    numbers: tuple[int, ...]
+    group_count: int
+    step: int
+    first: bool
+    delivery: int
+    seconds: float | None
+    expires_at: float
+    state: LeaseState = LeaseState.OPEN
+    step_at_end: int = 0
+
+    @property
+    def groups(self) -> list[StoredGroup]:
+        """All groups, in order."""
+        return [group for unit in self.units for group in unit.groups]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of all groups."""
+        return sum(group.sequences for group in self.groups)
+
+
+class LeaseBook:
+    """The open leases, and the last ones that ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Lease] = {}
+        self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._number = 0
+
+    @property
+    def groups(self) -> int:
+        """Groups under an open lease."""
+        return sum(lease.group_count for lease in self._open.values())
+
+    def open(self, units: list[Unit], *, step: int, first: bool, seconds: float | None, now: float) -> Lease:
+        """Opens a lease on these units."""
+        self._number += 1
+        lease = Lease(
+            batch_id=f"b-{self._number}",
+            units=tuple(units),
+            numbers=tuple(unit.number for unit in units),
+            group_count=sum(len(unit.groups) for unit in units),
+            step=step,
+            first=first,
+            delivery=max(unit.deliveries for unit in units),
+            seconds=seconds,
+            expires_at=math.inf if seconds is None else now + seconds,
+        )
+        self._open[lease.batch_id] = lease
+        return lease
+
+    def find(self, batch_id: str) -> Lease:
+        """Returns a lease, open or ended; raises ``Unknown``."""
+        lease = self._open.get(batch_id) or self._ended.get(batch_id)
+        if lease is None:
+            raise Unknown(f"unknown batch_id {batch_id!r}")
+        return lease
+
+    def end(self, lease: Lease, state: LeaseState) -> None:
+        """Ends a lease, or changes how an expired one has ended."""
+        lease.state = state
+        lease.units = ()  # an ended lease must not keep its groups in memory
+        self._open.pop(lease.batch_id, None)
+        self._ended[lease.batch_id] = lease
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def reopen(self, lease: Lease, units: list[Unit]) -> None:
+        """Opens an expired lease again, with its old units."""
+        del self._ended[lease.batch_id]
+        lease.state = LeaseState.OPEN
+        lease.units = tuple(units)
+        self._open[lease.batch_id] = lease
+
+    def forget(self, lease: Lease) -> None:
+        """Removes a lease that never reached anyone."""
+        del self._open[lease.batch_id]
+
+    def expired(self, now: float) -> list[Lease]:
+        """Open leases whose time is up."""
+        return [lease for lease in self._open.values() if lease.expires_at <= now]

@@ -1,0 +1,36 @@
+"""The server's limits and times, all in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server allows, and how long it waits. Durations are in seconds.
+
+    Attributes:
+        max_body_bytes: largest request body, counted after inflation.
+        receive_seconds: within which a whole request body must have arrived.
+        allowed_hosts: names besides loopback's that a ``Host`` header may carry; ``"*"`` is any.
+        short_batch_seconds: how long the oldest group may be passed over before a smaller batch goes out.
+        buffer_seconds: how long parts of a group wait for the missing ones.
+        min_wait_seconds: how long a batch waits for an environment with a minimum that sends nothing.
+        env_timeout: an environment that was silent for so long counts as disconnected.
+        trainer_timeout: a trainer that was silent for so long may be replaced by one with other settings.
+        holding_seconds: how long a service's word on the versions it uses is good.
+        max_deliveries: after so many deliveries without an ack a group is set aside.
+    """
+
+    max_body_bytes: int = 256 * 2**20
+    receive_seconds: float = 300.0
+    allowed_hosts: tuple[str, ...] = ()
+    short_batch_seconds: float = 30.0
+    buffer_seconds: float = 60.0
+    min_wait_seconds: float = 30.0
+    env_timeout: float = 120.0
+    trainer_timeout: float = 60.0
+    holding_seconds: float = 120.0
+    max_deliveries: int = 5

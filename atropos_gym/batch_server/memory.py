@@ -1,0 +1,343 @@
+"""A store in memory: it forgets everything with its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
+from atropos_gym.batch_server.group_queue import StoredGroup
+from atropos_gym.batch_server.intake import Incoming, Receipt, misfits
+from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.policies import PolicyBoard
+from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
+from atropos_gym.batch_server.stock import Request, Stock
+from atropos_gym.batch_server.tallies import Tallies
+from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """Queue, leases, buffers, registrations and policy, in memory. See :class:`Store` for the methods."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._envs = EnvBook()
+        self._clear()
+
+    @property
+    def limits(self) -> Limits:
+        """Times and bounds that hold now."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = self._stock.limits = limits
+
+    def _clear(self) -> None:
+        self._tallies = Tallies()
+        self._stock = Stock(self._envs, self._tallies, self.limits)
+        self._policies = PolicyBoard()
+        self._started = False
+        self._trainers: set[str] = set()
+        self._replaced: set[str] = set()
+        self._trainer_seen_at = 0.0
+        self._latest: bytes | None = None
+        self._number = 0
+
+    def reset(self) -> None:
+        """Forgets everything but the numbers of environments, which stay valid."""
+        for env in self._envs:
+            env.connected = False
+            env.buffer = []
+        self._clear()
+
+    def tick(self, now: float) -> None:
+        """Does what is due: leases run out, buffers are released, silent environments leave."""
+        self._stock.expire(now)
+        for env in self._envs:
+            if self._stock.queue.sequences_of[env.env_id]:
+                env.had_data_at = now
+            if env.connected and now - env.last_seen > self.limits.env_timeout:
+                self.disconnect_env(env.env_id)
+            for part in env.release_older(now - self.limits.buffer_seconds):
+                self._stock.put([part])
+
+    # Trainers.
+
+    @property
+    def registered(self) -> bool:
+        """Whether a trainer has registered."""
+        return self._stock.config is not None
+
+    def register(self, settings: Registration, now: float, *, takeover: bool = False) -> str:
+        """Registers a trainer; returns its id, 32 hex digits."""
+        current = self._stock.config
+        if current is not None and current != settings:
+            silent = now - self._trainer_seen_at
+            if not takeover and silent <= self.limits.trainer_timeout:
+                raise Conflict(
+                    f"a trainer is registered with other settings: {_differences(current, settings)}; "
+                    f"stop it, wait until it was silent for {self.limits.trainer_timeout:.0f} s, "
+                    "or register with ?takeover=true"
+                )
+            self._replaced |= self._trainers
+            self._trainers = set()
+        trainer_id = uuid4().hex
+        self._trainers.add(trainer_id)
+        self._trainer_seen_at = now
+        self._stock.config = settings
+        self._stock.step = max(self._stock.step, settings.starting_step)
+        self._stock.sweep()
+        return trainer_id
+
+    def trainer_seen(self, now: float, trainer_id: str | None = None) -> None:
+        """Notes a sign of life of the trainer; refuses one that another has replaced."""
+        if trainer_id in self._replaced:
+            raise Conflict(f"trainer {trainer_id} was replaced by another one: register again")
+        self._trainer_seen_at = now
+
+    def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> None:
+        """Takes a learner's newest version."""
+        if self._policies.publish(update, now, force=force) and update.version is not None:
+            self._stock.follow(update.version)
+
+    def policy(self, now: float) -> Policy:
+        """The newest version, and which ones are still used."""
+        return self._policies.show(now, self.limits.holding_seconds)
+
+    def hold(self, env_id: int | None, versions: Iterable[int], now: float) -> None:
+        """Notes which versions a service still uses."""
+        self._policies.hold(env_id, versions, now)
+
+    # Environments.
+
+    def register_env(self, settings: EnvRegistration, now: float) -> EnvRecord | None:
+        """Registers an environment; None until the trainer has started."""
+        return self._envs.register(settings, now) if self._started else None
+
+    def env_seen(self, env_id: int | None, now: float) -> None:
+        """Notes a sign of life of an environment."""
+        self._envs.touch(env_id, now)
+
+    def disconnect_env(self, env_id: int) -> None:
+        """Takes an environment out of weights and minimums until its next call."""
+        env = self._find_env(env_id)
+        env.connected = False
+        for part in env.release_older(float("inf")):
+            self._stock.put([part])
+
+    def _find_env(self, env_id: int) -> EnvRecord:
+        env = self._envs.find(env_id)
+        if env is None:
+            raise Unknown(f"unknown env_id {env_id}: register first")
+        return env
+
+    # Groups.
+
+    def add_groups(self, incoming: Sequence[Incoming], now: float) -> list[Receipt]:
+        """Accepts all groups or none."""
+        problems = misfits(incoming, self._stock.config, self._policies.fingerprint)
+        if problems:
+            raise Refused(problems)
+        return [self._add(one, now) for one in incoming]
+
+    def _add(self, incoming: Incoming, now: float) -> Receipt:
+        group = incoming.group
+        self._number += 1
+        stored = StoredGroup(
+            number=self._number,
+            payload=incoming.payload,
+            sequences=group.size,
+            longest=max(map(len, group.tokens)),
+            env_id=group.env_id,
+            policy_version=group.policy_version,
+            received_at=now,
+        )
+        self._latest = incoming.payload
+        self._tallies.count_unknown_fields(incoming.unknown_fields)
+        env = self._envs.touch(group.env_id, now)
+        if env is not None:
+            env.count(group.scores)
+        elif group.env_id is not None:
+            self._tallies.unknown_env += 1
+        if env is None or group.complete or not self._waits_for_parts(env, group.size):
+            self._stock.put([stored])
+            return Receipt(stored.group_id)
+        env.buffer.append(stored)
+        if whole := env.release():
+            self._stock.put(whole)
+        return Receipt(stored.group_id, buffered=env.buffered_sequences)
+
+    def _waits_for_parts(self, env: EnvRecord, sequences: int) -> bool:
+        """Whether a group of this size is a part of one that could be delivered whole."""
+        config, group_size = self._stock.config, env.settings.group_size
+        if config is not None and (config.groups_per_update is not None or group_size > config.batch_size):
+            return False
+        return sequences < group_size
+
+    def count_refused(self, env_id: int | None, groups: int) -> None:
+        """Counts groups that were refused."""
+        self._tallies.refused += groups
+        if (env := self._envs.find(env_id)) is not None:
+            env.groups_refused += groups
+
+    def latest_example(self) -> bytes | None:
+        """The group that came last, as it is served."""
+        return self._latest
+
+    # Batches.
+
+    @property
+    def exact(self) -> bool:
+        """Whether the trainer wants exact batches or none."""
+        return self._stock.config is not None and self._stock.config.exact_batches
+
+    @property
+    def reason(self) -> str:
+        """Why the last request got no batch; "" where it got one."""
+        return self._stock.reason
+
+    def take(self, request: Request, now: float) -> Lease | None:
+        """Hands out the next batch; None where there is none yet."""
+        self._started = True
+        return self._stock.take(request, now)
+
+    def delivered(self, lease: Lease) -> None:
+        """Notes that a batch was handed over whole."""
+        self._stock.delivered(lease)
+
+    def put_back(self, lease: Lease) -> None:
+        """Takes back a batch that never arrived."""
+        self._stock.put_back(lease)
+
+    def ack(self, batch_id: str) -> Lease:
+        """Ends a lease for good."""
+        return self._stock.ack(batch_id)
+
+    def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
+        """Gives a batch back, or drops it."""
+        return self._stock.nack(batch_id, drop=drop, reason=reason)
+
+    def extend(self, batch_id: str, seconds: float, now: float) -> Lease:
+        """Gives a lease more time."""
+        return self._stock.extend(batch_id, seconds, now)
+
+    # What people and programs read. None of these changes anything.
+
+    def wandb_info(self) -> dict[str, Any]:
+        """Body of GET ``/wandb_info``."""
+        config = self._stock.config
+        return {
+            "group": config.wandb_group if config else None,
+            "project": config.wandb_project if config else None,
+        }
+
+    def info(self) -> dict[str, Any]:
+        """Body of GET ``/info``."""
+        config = self._stock.config
+        if config is None:
+            return {"batch_size": -1, "max_token_len": -1}
+        return {"batch_size": config.batch_size, "max_token_len": config.max_token_len, **self._by_groups()}
+
+    def _by_groups(self) -> dict[str, Any]:
+        """What a trainer that counts in groups asks of the environments."""
+        config = self._stock.config
+        if config is None or (config.groups_per_update is None and config.max_policy_lag is None):
+            return {}
+        return {
+            "groups_per_update": config.groups_per_update,
+            "max_policy_lag": config.max_policy_lag,
+            "groups_wanted": self._stock.groups_wanted,
+        }
+
+    def env_reply(self, env: EnvRecord) -> dict[str, Any]:
+        """Body of POST ``/register-env`` for a registered environment."""
+        config = self._stock.config
+        assert config is not None, "environments register after the trainer"
+        return {
+            "status": "success",
+            "env_id": env.env_id,
+            "wandb_name": env.wandb_name,
+            "checkpoint_dir": config.checkpoint_dir,
+            "starting_step": self._stock.step,
+            "checkpoint_interval": config.save_checkpoint_interval,
+            "num_steps": config.num_steps,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Body of GET ``/status``."""
+        return {
+            "current_step": self._stock.step,
+            "queue_size": self._stock.queue.groups,
+            "queue_sequences": self._stock.queue.sequences,
+            "leased_groups": self._stock.leases.groups,
+            "policy_version": self._policies.version,
+            "finished": self._policies.finished,
+        }
+
+    def status_env(self, env_id: int) -> dict[str, Any]:
+        """Body of GET ``/status-env``; its ``queue_size`` counts in groups of the asking environment."""
+        env, queue = self._find_env(env_id), self._stock.queue
+        return {
+            "current_step": self._stock.step,
+            "queue_size": queue.sequences // env.settings.group_size,
+            "unallocated_fraction": self._envs.unallocated_fraction,
+            "self_queue_size": queue.sequences_of[env_id] // env.settings.group_size,
+            "max_group_size": max(1, queue.largest_group),
+            "env_weight": self._envs.weight(env),
+            "queue_groups": queue.groups,
+            "policy_version": self._policies.version,
+            "finished": self._policies.finished,
+            **self._by_groups(),
+        }
+
+    def envs(self) -> list[dict[str, Any]]:
+        """Items of GET ``/envs``."""
+        queue = self._stock.queue
+        return [
+            {
+                "env_id": env.env_id,
+                "name": env.settings.desired_name,
+                "wandb_name": env.wandb_name,
+                "connected": env.connected,
+                "weight": env.settings.weight,
+                "group_size": env.settings.group_size,
+                "max_token_length": env.settings.max_token_length,
+                "min_batch_allocation": env.settings.min_batch_allocation,
+                "last_seen": env.last_seen,
+                "queue_groups": queue.groups_of[env.env_id],
+                "queue_sequences": queue.sequences_of[env.env_id],
+                "buffered_sequences": env.buffered_sequences,
+                "groups_received": env.groups_received,
+                "groups_refused": env.groups_refused,
+                "score_mean": env.score_sum / env.score_count if env.score_count else None,
+            }
+            for env in self._envs
+        ]
+
+    def health(self) -> dict[str, Any]:
+        """Body of GET ``/health``."""
+        warnings = self._tallies.warnings()
+        if self.registered and self._stock.reason:
+            warnings.append(f"no batch: {self._stock.reason}")
+        return {
+            "status": "ok",
+            "registered": self.registered,
+            "started": self._started,
+            "current_step": self._stock.step,
+            "queue_groups": self._stock.queue.groups,
+            "warnings": warnings,
+        }
+
+
+def _differences(current: Registration, other: Registration) -> str:
+    """Names every setting that differs, with both values."""
+    return ", ".join(
+        f"{name} {getattr(current, name)!r} there, {getattr(other, name)!r} here"
+        for name in Registration.model_fields
+        if getattr(current, name) != getattr(other, name)
+    )

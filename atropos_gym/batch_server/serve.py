@@ -1,0 +1,237 @@
+"""Runs the batch server: in the foreground, or as a child process that never outlives its parent."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import uvicorn
+
+from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.batch_server.app import create_app
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.store import MemoryStore, Store
+from atropos_gym.errors import ConfigError, ServerError
+
+__all__ = ["ServerProcess", "serve"]
+
+READY = "Batch server ready on "
+"""How the line begins that says where the server is."""
+
+STOP_SECONDS = 1.0
+"""How long requests in progress may take once the server is told to stop."""
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    store: Store | None = None,
+    limits: Limits | None = None,
+    insecure: bool = False,
+    ready: Callable[[str], None] | None = None,
+    ready_file: Path | None = None,
+    log_level: str = "warning",
+) -> None:
+    """Serves until SIGTERM or SIGINT, then answers whoever waits and returns.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        store: what the server knows; in memory by default.
+        limits: what it allows.
+        insecure: listen on an address that others can reach, without any password.
+        ready: called with the URL once the server answers; prints a line by default.
+        ready_file: gets the URL once the server answers; removed at the end.
+        log_level: uvicorn's.
+
+    Raises:
+        ConfigError: the address cannot be used; one line that says why and what to do.
+    """
+    if not is_loopback(host) and not insecure:
+        raise ConfigError(
+            f"host {host!r} can be reached from other machines and there is no password: "
+            "use 127.0.0.1, or insecure=True where the network is trusted"
+        )
+    listener = _listen(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    limits = limits or (store.limits if store is not None else Limits())
+    if insecure:
+        limits = _any_host(limits)
+    app = create_app(store if store is not None else MemoryStore(limits), limits)
+
+    def announce() -> None:
+        (ready or _print_ready)(url)
+        if ready_file is not None:
+            temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+            temporary.write_text(url + "\n")
+            temporary.replace(ready_file)
+
+    config = uvicorn.Config(
+        app,
+        log_level=log_level,
+        access_log=False,
+        timeout_graceful_shutdown=STOP_SECONDS,  # type: ignore[arg-type]  # asyncio takes fractions
+        lifespan="off",
+        server_header=False,
+    )
+    try:
+        with contextlib.closing(listener):
+            _Server(config, announce, app.state.desk.close).run(sockets=[listener])
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, which says when it answers and lets held requests go when it stops."""
+
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], stopping: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_started = started
+        self._on_stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to answer."""
+        await super().startup(sockets=sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops to answer."""
+        self._on_stopping()
+        await super().shutdown(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Asks the server to stop; unlike uvicorn's, the signal is not raised again afterwards."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _print_ready(url: str) -> None:
+    print(f"{READY}{url}", flush=True)
+
+
+def _any_host(limits: Limits) -> Limits:
+    return replace(limits, allowed_hosts=(*limits.allowed_hosts, "*"))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds the address, so that a port in use is told before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name != "nt":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
+            "stop what uses it, choose another port, or port 0 for a free one"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+class ServerProcess:
+    """A batch server in a process of its own, on a free loopback port. It ends with its parent.
+
+    Example:
+        with ServerProcess() as server:
+            client = BatchClient(server.url)
+
+    Attributes:
+        url: where it answers.
+        pid: its process.
+    """
+
+    def __init__(self, port: int = 0, *, timeout: float = 60.0) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "atropos_gym.batch_server",
+            "--port",
+            str(port),
+            "--until-stdin-closes",
+        ]
+        # A session of its own: Ctrl-C at a terminal is for the parent, which then stops the server. Were the
+        # parent killed, its end of the pipe would close, and the server would see that.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.pid = self._process.pid
+        alarm = threading.Timer(timeout, self._process.kill)
+        alarm.start()
+        try:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+        finally:
+            alarm.cancel()
+        if not line.startswith(READY):
+            self.stop()
+            raise ServerError(
+                f"the batch server did not start on port {port} (exit {self._process.returncode})"
+            )
+        self.url = line.removeprefix(READY).strip()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Stops the server and waits for its end; more than once is no mistake."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _stop_when_stdin_closes() -> None:
+    """Ends this process in an orderly way once the parent has gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):  # the descriptor itself: a reader object would be locked at exit
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of ``python -m atropos_gym.batch_server``; ``atropos-gym serve`` is the one for people."""
+    parser = argparse.ArgumentParser(prog="python -m atropos_gym.batch_server", description="Batch server.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--until-stdin-closes", action="store_true", help="stop when standard input ends")
+    options = parser.parse_args(arguments)
+    if options.until_stdin_closes:
+        _stop_when_stdin_closes()
+    try:
+        serve(options.host, options.port)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,287 @@
+"""Accepted groups from the queue to a trainer: forming batches, leasing them, taking them back.
+
+The rules of what fits with what are in ``batching.py``; this keeps the state that they are applied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atropos_gym.batch_server.batching import Plan, choose_below, plan_batch
+from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
+from atropos_gym.batch_server.group_queue import GroupQueue, Place, StoredGroup, Unit
+from atropos_gym.batch_server.leases import Lease, LeaseBook, LeaseState
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.refusals import Conflict
+from atropos_gym.batch_server.tallies import Tallies
+from atropos_gym.wire import Registration
+
+__all__ = ["Request", "Stock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a trainer asks of GET ``/batch``.
+
+    Attributes:
+        groups: so many whole groups instead of ``batch_size`` sequences.
+        partial: fewer groups will do, at least one.
+        lease_seconds: lease instead of use up.
+    """
+
+    groups: int | None = None
+    partial: bool = False
+    lease_seconds: float | None = None
+
+
+class Stock:
+    """Queue and leases, and the number of batches so far.
+
+    Attributes:
+        queue: what waits.
+        leases: what was handed out.
+        step: number of batches that were handed out for the first time.
+        config: the trainer's settings; None before it registered.
+        policy_version: the newest version; None before the first.
+        groups_of_version: groups that came for the newest version and were not lost since.
+        reason: why the last request got no batch.
+        limits: times and bounds that hold now.
+    """
+
+    def __init__(self, envs: EnvBook, tallies: Tallies, limits: Limits) -> None:
+        self.queue = GroupQueue()
+        self.leases = LeaseBook()
+        self.step = 0
+        self.config: Registration | None = None
+        self.policy_version: int | None = None
+        self.groups_of_version = 0
+        self.reason = ""
+        self._envs = envs
+        self._tallies = tallies
+        self.limits = limits
+        self._turn = 0
+
+    # What comes in.
+
+    def put(self, groups: Iterable[StoredGroup]) -> None:
+        """Queues the groups as one unit: they will be delivered together."""
+        unit = Unit(tuple(groups))
+        self.groups_of_version += self._of_version(unit)
+        self._enqueue(unit)
+
+    def _enqueue(self, unit: Unit) -> None:
+        misfit = self._misfit(unit)
+        if misfit:
+            self._set_aside(unit, misfit)
+        else:
+            self.queue.add(unit)
+
+    def _misfit(self, unit: Unit) -> str:
+        """Why no batch can ever hold this unit; "" where one can."""
+        if unit.deliveries >= self.limits.max_deliveries:
+            return f"handed out {self.limits.max_deliveries} times without an ack"
+        config = self.config
+        if config is None:
+            return ""
+        if config.groups_per_update is None and unit.sequences > config.batch_size:
+            return "more sequences than batch_size"
+        if 0 < config.max_token_len < unit.longest:
+            return "a sequence longer than max_token_len"
+        lag, newest, version = config.max_policy_lag, self.policy_version, unit.policy_version
+        if lag is not None and newest is not None and version is not None and version < newest - lag:
+            return "older than max_policy_lag"
+        return ""
+
+    def _set_aside(self, unit: Unit, reason: str) -> None:
+        unit.place = Place.GONE
+        self._tallies.set_aside[reason] += len(unit.groups)
+        self.groups_of_version -= self._of_version(unit)
+
+    def _of_version(self, unit: Unit) -> int:
+        """How many of its groups count for the newest version; who does not say, counts."""
+        if self.policy_version is None:
+            return len(unit.groups)
+        return sum(group.policy_version in (None, self.policy_version) for group in unit.groups)
+
+    def sweep(self) -> None:
+        """Sets aside what no longer fits, after settings or version have changed."""
+        misfits = [(unit, reason) for unit in self.queue if (reason := self._misfit(unit))]
+        self.queue.remove([unit for unit, _ in misfits], Place.GONE)
+        for unit, reason in misfits:
+            self._set_aside(unit, reason)
+
+    def follow(self, version: int) -> None:
+        """Goes on to a newer version of the policy."""
+        self.policy_version = version
+        self.groups_of_version = sum(
+            group.policy_version == version for unit in self.queue for group in unit.groups
+        )
+        self.sweep()
+
+    @property
+    def groups_wanted(self) -> int | None:
+        """What the newest version still lacks; None where the trainer does not count in groups."""
+        if self.config is None or self.config.groups_per_update is None:
+            return None
+        return max(0, self.config.groups_per_update - self.groups_of_version)
+
+    # What goes out.
+
+    def take(self, request: Request, now: float) -> Lease | None:
+        """Hands out the next batch, or notes in ``reason`` why there is none."""
+        assert self.config is not None, "asked before a trainer registered"
+        count = request.groups or self.config.groups_per_update
+        if request.partial and count is not None:
+            units, short = self._some(count), False
+        else:
+            plan, units = self._plan(count, now)
+            short, self.reason = plan.short, plan.reason
+        if not units:
+            return None
+        self.reason = ""
+        self.queue.remove(units, Place.LEASED)
+        if short:
+            self._tallies.short_batches += 1
+        first = any(unit.step is None for unit in units)
+        if first:
+            self.step += 1
+        for unit in units:
+            unit.deliveries += 1
+            unit.step = unit.step if unit.step is not None else self.step
+        step = max(unit.step for unit in units if unit.step is not None)
+        return self.leases.open(units, step=step, first=first, seconds=request.lease_seconds, now=now)
+
+    def _some(self, count: int) -> list[Unit]:
+        """As many whole groups as there are, up to ``count``, oldest first."""
+        units = [unit for unit in self.queue if len(unit.groups) <= count]
+        if not units:
+            return []
+        return [units[i] for i in choose_below([len(unit.groups) for unit in units], count + 1)]
+
+    def _plan(self, count: int | None, now: float) -> tuple[Plan, list[Unit]]:
+        """Plans a batch of ``count`` groups, or of the trainer's sequences."""
+        assert self.config is not None
+        wanted = self.config.batch_size if count is None else count
+        queued = self.queue.sequences if count is None else self.queue.groups
+        noun = "sequences" if count is None else "groups"
+        if queued < wanted:
+            return Plan(reason=f"{queued} of {wanted} {noun} queued"), []
+        asking = self._asking() if count is None else []
+        silent = [env for env in asking if not self.queue.sequences_of[env.env_id]]
+        for env in silent:
+            left = self.limits.min_wait_seconds - (now - env.had_data_at)
+            if left > 0:
+                return Plan(
+                    reason=f"{env.wandb_name} has a minimum but nothing queued, for {left:.0f} s more"
+                ), []
+        units = list(self.queue)
+        oldest = units[0]
+        passed = 0.0 if oldest.passed_at is None else now - oldest.passed_at
+        plan = plan_batch(
+            [unit.sequences if count is None else len(unit.groups) for unit in units],
+            [unit.env_id for unit in units],
+            wanted,
+            minimums={env.env_id: env.minimum for env in asking if env not in silent},
+            exact=self.config.exact_batches,
+            overdue=oldest.passed_at is not None and passed >= self.limits.short_batch_seconds,
+            noun=noun,
+        )
+        if plan.stuck and oldest.passed_at is None:
+            oldest.passed_at = now
+        if plan.chosen:
+            self._turn += 1
+            self._tallies.waived.update(env.wandb_name for env in silent)
+        return plan, [units[position] for position in plan.chosen]
+
+    def _asking(self) -> list[EnvRecord]:
+        """Connected environments with a minimum; another one stands first at each batch."""
+        assert self.config is not None
+        asking = [env for env in self._envs.connected if int(env.minimum * self.config.batch_size) > 0]
+        first = self._turn % len(asking) if asking else 0
+        return asking[first:] + asking[:first]
+
+    # What becomes of it.
+
+    def delivered(self, lease: Lease) -> None:
+        """Notes that the whole batch was handed over: a plain read is used up by that."""
+        if lease.seconds is None and lease.state is LeaseState.OPEN:
+            self._use(lease)
+
+    def put_back(self, lease: Lease) -> None:
+        """Takes a batch back that never arrived, as if it had not been formed."""
+        if lease.state is not LeaseState.OPEN:
+            return
+        undo_step = lease.first and lease.step == self.step
+        for unit in lease.units:
+            unit.deliveries -= 1
+            if undo_step and unit.step == lease.step:
+                unit.step = None
+            self._enqueue(unit)
+        if undo_step:
+            self.step -= 1
+        self.leases.forget(lease)
+
+    def ack(self, batch_id: str) -> Lease:
+        """Ends a lease for good: its groups were used."""
+        lease = self.leases.find(batch_id)
+        if lease.state is LeaseState.EXPIRED:
+            self._recover(lease)
+        if lease.state is LeaseState.OPEN:
+            self._use(lease)
+        if lease.state is not LeaseState.ACKED:
+            raise Conflict(f"batch {batch_id} was {lease.state}: it cannot be acked")
+        return lease
+
+    def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
+        """Gives a batch back to the head of the queue, or drops it."""
+        lease = self.leases.find(batch_id)
+        wanted = LeaseState.DROPPED if drop else LeaseState.REQUEUED
+        if lease.state is LeaseState.EXPIRED and not drop:
+            self.leases.end(lease, wanted)  # it went back by itself
+        elif lease.state is LeaseState.EXPIRED:
+            self._recover(lease)
+        if lease.state is LeaseState.OPEN:
+            units = lease.units
+            self.leases.end(lease, wanted)
+            for unit in units:
+                if drop:
+                    self._set_aside(unit, f"dropped by the trainer{': ' if reason else ''}{reason[:100]}")
+                else:
+                    self._enqueue(unit)
+        if lease.state is not wanted:
+            raise Conflict(f"batch {batch_id} was {lease.state}: it cannot be given back")
+        return lease
+
+    def extend(self, batch_id: str, seconds: float, now: float) -> Lease:
+        """Gives a lease more time, counted from now."""
+        lease = self.leases.find(batch_id)
+        if lease.state is LeaseState.EXPIRED:
+            self._recover(lease)
+        if lease.state is not LeaseState.OPEN:
+            raise Conflict(f"batch {batch_id} was {lease.state}: it cannot be extended")
+        lease.seconds, lease.expires_at = seconds, now + seconds
+        return lease
+
+    def expire(self, now: float) -> None:
+        """Takes back every batch whose lease ran out."""
+        for lease in self.leases.expired(now):
+            units = lease.units
+            self.leases.end(lease, LeaseState.EXPIRED)
+            for unit in units:
+                self._enqueue(unit)
+
+    def _use(self, lease: Lease) -> None:
+        for unit in lease.units:
+            unit.place = Place.GONE
+        lease.step_at_end = self.step
+        self.leases.end(lease, LeaseState.ACKED)
+
+    def _recover(self, lease: Lease) -> None:
+        """Opens an expired lease again, if all of its groups are still in the queue."""
+        units = [self.queue.find(number) for number in lease.numbers]
+        present = [unit for unit in units if unit is not None]
+        if len(present) < len(units):
+            raise Conflict(f"the lease of batch {lease.batch_id} ran out and its groups went to someone else")
+        self.queue.remove(present, Place.LEASED)
+        self.leases.reopen(lease, present)

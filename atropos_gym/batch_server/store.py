@@ -1,0 +1,154 @@
+"""What the server knows: queue, leases, buffers, registrations, policy.
+
+A store is told the time with each call and knows no HTTP. What it refuses, it refuses before it changes
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from atropos_gym.batch_server.env_book import EnvRecord
+from atropos_gym.batch_server.intake import Incoming, Receipt
+from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.memory import MemoryStore
+from atropos_gym.batch_server.stock import Request
+from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
+
+__all__ = ["MemoryStore", "Store"]
+
+
+class Store(Protocol):
+    """What the HTTP layer needs. All times are Unix seconds.
+
+    A refusal is :class:`Refused`, :class:`Conflict` or :class:`Unknown`; it changes nothing.
+    """
+
+    @property
+    def limits(self) -> Limits:
+        """Times and bounds that hold now."""
+        ...
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None: ...
+
+    @property
+    def registered(self) -> bool:
+        """Whether a trainer has registered."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why the last request got no batch; "" where it got one."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether the trainer wants exact batches or none."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Does what is due: leases run out, buffers are released, silent environments leave."""
+        ...
+
+    def register(self, settings: Registration, now: float, *, takeover: bool = False) -> str:
+        """Registers a trainer; returns its id, 32 hex digits."""
+        ...
+
+    def trainer_seen(self, now: float, trainer_id: str | None = None) -> None:
+        """Notes a sign of life of the trainer; refuses one that another has replaced."""
+        ...
+
+    def register_env(self, settings: EnvRegistration, now: float) -> EnvRecord | None:
+        """Registers an environment; None until the trainer has started."""
+        ...
+
+    def env_seen(self, env_id: int | None, now: float) -> None:
+        """Notes a sign of life of an environment."""
+        ...
+
+    def disconnect_env(self, env_id: int) -> None:
+        """Takes an environment out of weights and minimums until its next call."""
+        ...
+
+    def add_groups(self, incoming: Sequence[Incoming], now: float) -> list[Receipt]:
+        """Accepts all groups or none."""
+        ...
+
+    def count_refused(self, env_id: int | None, groups: int) -> None:
+        """Counts groups that were refused."""
+        ...
+
+    def take(self, request: Request, now: float) -> Lease | None:
+        """Hands out the next batch; None where there is none yet."""
+        ...
+
+    def delivered(self, lease: Lease) -> None:
+        """Notes that a batch was handed over whole."""
+        ...
+
+    def put_back(self, lease: Lease) -> None:
+        """Takes back a batch that never arrived."""
+        ...
+
+    def ack(self, batch_id: str) -> Lease:
+        """Ends a lease for good."""
+        ...
+
+    def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
+        """Gives a batch back, or drops it."""
+        ...
+
+    def extend(self, batch_id: str, seconds: float, now: float) -> Lease:
+        """Gives a lease more time."""
+        ...
+
+    def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> None:
+        """Takes a learner's newest version."""
+        ...
+
+    def hold(self, env_id: int | None, versions: Iterable[int], now: float) -> None:
+        """Notes which versions a service still uses."""
+        ...
+
+    def policy(self, now: float) -> Policy:
+        """The newest version, and which ones are still used."""
+        ...
+
+    def wandb_info(self) -> dict[str, Any]:
+        """Body of GET ``/wandb_info``."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """Body of GET ``/info``."""
+        ...
+
+    def env_reply(self, env: EnvRecord) -> dict[str, Any]:
+        """Body of POST ``/register-env`` for a registered environment."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Body of GET ``/status``."""
+        ...
+
+    def status_env(self, env_id: int) -> dict[str, Any]:
+        """Body of GET ``/status-env``."""
+        ...
+
+    def envs(self) -> list[dict[str, Any]]:
+        """Items of GET ``/envs``."""
+        ...
+
+    def health(self) -> dict[str, Any]:
+        """Body of GET ``/health``."""
+        ...
+
+    def latest_example(self) -> bytes | None:
+        """The group that came last, as it is served."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets everything but the numbers of environments, which stay valid."""
+        ...

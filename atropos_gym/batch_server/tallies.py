@@ -1,0 +1,54 @@
+"""Counts of everything that did not go the usual way, and the sentences that tell people about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+__all__ = ["Tallies"]
+
+MOST_NAMES = 100
+"""How many different unknown field names are kept apart; the rest counts as ``...``."""
+
+
+@dataclass(slots=True)
+class Tallies:
+    """Counters since the server started or was reset.
+
+    Attributes:
+        set_aside: groups that no trainer will get, by reason.
+        refused: groups that were refused.
+        unknown_fields: groups by the name of a field that the API does not have.
+        unknown_env: groups with the number of an environment that never registered.
+        short_batches: batches with fewer sequences than asked for.
+        waived: batches formed without an environment whose minimum was not met, by ``wandb_name``.
+    """
+
+    set_aside: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    unknown_fields: Counter[str] = field(default_factory=Counter)
+    unknown_env: int = 0
+    short_batches: int = 0
+    waived: Counter[str] = field(default_factory=Counter)
+
+    def count_unknown_fields(self, names: Iterable[str]) -> None:
+        """Counts field names that are not stored."""
+        for name in names:
+            known = name in self.unknown_fields or len(self.unknown_fields) < MOST_NAMES
+            self.unknown_fields[name[:100] if known else "..."] += 1
+
+    def warnings(self) -> list[str]:
+        """One sentence for each kind of trouble."""
+        found = [f"{count} groups set aside: {reason}" for reason, count in self.set_aside.items()]
+        if self.refused:
+            found.append(f"{self.refused} groups refused: their senders were told why")
+        if self.unknown_env:
+            found.append(f"{self.unknown_env} groups came from environments that never registered")
+        if self.short_batches:
+            found.append(f"{self.short_batches} batches were short: no groups summed to batch_size")
+        for name, count in self.waived.items():
+            found.append(f"{count} batches were formed without {name}: it has a minimum but sent nothing")
+        for name, count in self.unknown_fields.items():
+            found.append(f"field {name!r} is not part of a group: ignored in {count} groups")
+        return found
