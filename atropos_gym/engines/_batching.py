@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +79,6 @@ class Batcher:
         self._local = threading.local()  # .stage: one event loop runs in a thread at a time
         self._lock = threading.Lock()
         self._pending: deque[Request] = deque()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
         self._draining: Future[None] | None = None
         self._closed = False
 
@@ -128,7 +127,6 @@ class Batcher:
             self._pending.clear()
             draining = self._draining
         self._answer(refused, [EngineError("the engine is closed")] * len(refused))
-        self._worker.shutdown(wait=False)
         return draining
 
     @property
@@ -154,18 +152,22 @@ class Batcher:
             if not self._closed:
                 self._pending.extend(requests)
                 if self._draining is None:
-                    self._draining = self._worker.submit(self._drain)
+                    # A thread lives as long as there is work: not a daemon, so that the interpreter waits for
+                    # it instead of tearing torch down under it, and `stopping` makes that wait short.
+                    done: Future[None] = Future()
+                    self._draining = done
+                    threading.Thread(target=self._drain, args=(done,), name="engine-batches").start()
                 return
         self._answer(list(requests), [EngineError("the engine is closed")] * len(requests))
 
-    def _drain(self) -> None:
+    def _drain(self, done: Future[None]) -> None:
         """Worker thread: batch after batch until nothing waits."""
         while True:
             with self._lock:
                 batch = self._take()
                 if not batch:
                     self._draining = None
-                    return
+                    break
             cancelled = [request for request in batch if request.cancelled]
             if cancelled:
                 self._leave(Counter(request.version for request in cancelled))
@@ -173,6 +175,7 @@ class Batcher:
                 batch = [request for request in batch if request not in gone]
             if batch:
                 self._answer(batch, self._outcomes(batch))
+        done.set_result(None)
 
     def _outcomes(self, batch: list[Request]) -> Sequence[Outcome]:
         try:
