@@ -1,1 +1,30 @@
-"""Rewards: pure functions on strings."""
+"""Rewards: pure functions on strings.
+
+``verify_number`` and ``verify_math`` check answers and say right, wrong or unparsed, with a reason to count
+by. The rest is small: the same text, the right form, the length. ``combine`` makes a weighted sum.
+"""
+
+from __future__ import annotations
+
+from atropos_gym.errors import UnusableGold
+from atropos_gym.rewards._symbolic import warm_up
+from atropos_gym.rewards.answers import read_gold_number, verify_math, verify_number
+from atropos_gym.rewards.registry import REWARDS, RewardFunction, combine
+from atropos_gym.rewards.simple import exact_match, format_reward, length_penalty
+from atropos_gym.rewards.verdict import Verdict, VerdictValue
+
+__all__ = [
+    "REWARDS",
+    "RewardFunction",
+    "UnusableGold",
+    "Verdict",
+    "VerdictValue",
+    "combine",
+    "exact_match",
+    "format_reward",
+    "length_penalty",
+    "read_gold_number",
+    "verify_math",
+    "verify_number",
+    "warm_up",
+]
