@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
@@ -166,7 +166,7 @@ class GroupCollector:
             await self._close(run)
         return sorted(groups, key=lambda group: group.number)
 
-    async def stream(self, *, first_number: int | None = None) -> AsyncIterator[EpisodeGroup]:
+    async def stream(self, *, first_number: int | None = None) -> AsyncGenerator[EpisodeGroup, None]:
         """Yields groups as they are finished, until ``stop``; plays on while the caller is busy.
 
         At most ``concurrency // group_size`` finished groups wait for the caller.

@@ -1,0 +1,358 @@
+"""EnvironmentService: a collector that posts to a batch server, for as long as a trainer learns.
+
+It waits for the server and the trainer, registers, loads each version that appears at ``/policy`` into its
+engine and confirms it, collects what is wanted, posts it, and leaves when the run is finished. A server that
+goes away is waited for; one that has forgotten the service is told again.
+
+Two ways of working, as the trainer registered: with ``max_policy_lag=0`` exactly the groups that the newest
+version still lacks are played; otherwise groups are played ahead, a few batches at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.engines.base import Engine
+from atropos_gym.errors import (
+    CollectionFailed,
+    ConfigError,
+    GroupRefused,
+    ServerError,
+    TokenizerMismatch,
+)
+from atropos_gym.rollout._pool import EnvSource
+from atropos_gym.rollout._service_thread import ServiceThread
+from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.episode import EpisodeGroup
+from atropos_gym.wire import Policy
+
+__all__ = ["EnvironmentService", "ServiceThread"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at a server that has nothing for us; a new version is heard of at once.
+LOOK_AGAIN = 0.5
+#: Seconds that a request for a newer version waits at the server.
+FOLLOW = 30.0
+#: Longest pause between two tries to reach the server, so that a restart is noticed soon.
+LONGEST_PAUSE = 2.0
+#: Seconds for taking leave of a server.
+GOODBYE = 1.0
+#: Collections that may fail in a row, with growing pauses between them, before the service gives up.
+OUTAGES = 5
+#: Posts in a row in which every group may be refused before the service gives up.
+REFUSALS = 3
+
+
+class EnvironmentService:
+    """Plays an environment for a trainer behind a batch server.
+
+    Args:
+        env: as for ``GroupCollector``.
+        engine: who speaks; this service publishes to it.
+        url: of the batch server.
+        name: of the environment at the server; the environment's id or class name if None.
+        weight: wish for a share of a batch, relative to other services.
+        min_batch_allocation: least share of a batch, 0 to 1.
+        max_batches_ahead: most batches that wait at the server; less where the trainer's lag is less.
+        first_number: of the first group; its seeds follow from it.
+        on_post: told of groups that the server has taken.
+        transport: how to reach the server, for tests.
+        **collector: further keywords of ``GroupCollector``.
+
+    Attributes:
+        collector: what plays.
+        version: newest version that the engine has from the trainer; None before the first.
+
+    Example:
+        >>> service = EnvironmentService("atropos/Blackjack-v0", engine, url)  # doctest: +SKIP
+        >>> asyncio.run(service.run())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        env: EnvSource,
+        engine: Engine,
+        url: str,
+        *,
+        name: str | None = None,
+        weight: float = 1.0,
+        min_batch_allocation: float | None = None,
+        max_batches_ahead: int = 3,
+        first_number: int = 0,
+        on_post: Callable[[list[EpisodeGroup]], None] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **collector: Any,
+    ) -> None:
+        if max_batches_ahead < 1:
+            raise ConfigError(f"max_batches_ahead must be >= 1, got {max_batches_ahead}")
+        self.collector = GroupCollector(env, engine, **collector)
+        self.collector.next_number = first_number
+        self.engine = engine
+        self.url = url
+        self.name = name or self.collector.name
+        self.version: int | None = None
+        self._weight = weight
+        self._min_batch_allocation = min_batch_allocation
+        self._max_batches_ahead = max_batches_ahead
+        self._on_post = on_post
+        self._transport = transport
+        self._env_id: int | None = None
+        self._last_step: int | None = None
+        self._posted = 0
+        self._refused: Counter[str] = Counter()
+        self._refused_in_a_row = 0
+        self._published: list[int] = []
+        self._finished = False
+        self._news = asyncio.Event()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Groups posted and refused, versions taken over, and the collector's own report."""
+        return {
+            "posted": self._posted,
+            "refused": dict(self._refused),
+            "versions": list(self._published),
+            "collector": self.collector.report,
+        }
+
+    def in_thread(self) -> ServiceThread:
+        """Returns this service as a thread with ``start`` and ``stop``, also as a context manager."""
+        return ServiceThread(self.run, name=f"service {self.name}")
+
+    async def run(self) -> None:
+        """Serves until the trainer's run is finished; cancel it to end it sooner.
+
+        Raises:
+            TokenizerMismatch: the trainer's tokenizer is not the engine's.
+            CollectionFailed: again and again; the message says to what the groups were lost.
+            GroupRefused: the server refused every group of several posts.
+            EngineError: a version could not be loaded.
+        """
+        async with self._connected() as client:
+            follower = asyncio.create_task(self._follow(client))
+            worker = asyncio.create_task(self._work(client))
+            try:
+                await asyncio.wait((follower, worker), return_when=asyncio.FIRST_COMPLETED)
+                if follower.done() and follower.exception() is None and not self._finished:
+                    await asyncio.wait((worker,))  # there is nothing to follow at this server
+            finally:
+                follower.cancel()
+                worker.cancel()
+                results = await asyncio.gather(follower, worker, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncBatchClient]:
+        """Yields a client of a server at which this environment is registered, and takes leave of it."""
+        client = AsyncBatchClient(self.url, retry_seconds=None, transport=self._transport, sleep=_pause)
+        try:
+            await self._register(client)
+            yield client
+        finally:
+            try:
+                async with asyncio.timeout(GOODBYE):
+                    await self._leave(client)
+            except (TimeoutError, ServerError) as error:
+                log.info("%s: left without a goodbye: %s", self.name, error or "no answer")
+            finally:
+                await client.close()
+                self.collector.close()
+
+    async def _register(self, client: AsyncBatchClient) -> None:
+        """Registers as soon as the trainer has started."""
+        self._env_id = None
+        while True:
+            reply = await client.register_env(
+                max_token_length=self.collector.env.max_tokens,
+                desired_name=self.name,
+                weight=self._weight,
+                group_size=self.collector.group_size,
+                min_batch_allocation=self._min_batch_allocation,
+            )
+            if reply["status"] == "success":
+                break
+            await self._wait(LOOK_AGAIN)
+        self._env_id = reply["env_id"]
+        steps = reply.get("num_steps", -1)
+        self._last_step = steps if steps > 0 else None
+        log.info("%s: registered as environment %s", self.name, self._env_id)
+
+    async def _leave(self, client: AsyncBatchClient) -> None:
+        if self._env_id is None:
+            return
+        if self.version is not None:
+            await client.policy(env_id=self._env_id, holding=())
+        await client.disconnect_env(self._env_id)
+
+    # -- versions --------------------------------------------------------------------------------------
+
+    async def _follow(self, client: AsyncBatchClient) -> None:
+        """Loads every newer version into the engine until the run is finished."""
+        loop = asyncio.get_running_loop()
+        while not self._finished:
+            asked_at = loop.time()
+            after = -1 if self.version is None else self.version
+            try:
+                policy = await client.policy(after, FOLLOW, self._env_id, self._holding())
+            except ServerError as error:
+                if error.status == 404:  # the original API has no policy: its trainers load weights elsewhere
+                    return
+                raise
+            if policy.version is not None and policy.version > after:
+                await self._take_over(policy)
+            elif loop.time() - asked_at < LOOK_AGAIN and not policy.finished:
+                await _pause(LOOK_AGAIN)
+            self._finished = policy.finished
+            self._news.set()
+
+    async def _take_over(self, policy: Policy) -> None:
+        own = self.engine.tokenizer
+        if policy.tokenizer_fingerprint not in (None, own.fingerprint):
+            raise TokenizerMismatch(
+                f"the trainer at {self.url} trains ids of tokenizer {policy.tokenizer_fingerprint}, engine "
+                f"{self.engine.model} samples those of {own.name} ({own.fingerprint}): use the same"
+            )
+        assert policy.version is not None
+        if policy.adapter_path is not None:
+            await self.engine.publish(policy.version, Path(policy.adapter_path))
+        elif policy.version > 0:
+            raise ConfigError(
+                f"the trainer published version {policy.version} without an adapter: in every engine the base "
+                "model is version 0; publish it as 0, or with an adapter"
+            )
+        self.version = policy.version
+        self._published.append(policy.version)
+
+    def _holding(self) -> list[int]:
+        """Versions whose folders the learner must leave alone."""
+        live = getattr(self.engine, "live_versions", None)
+        return [version for version in live if version > 0] if live is not None else self._published[-3:]
+
+    # -- groups ----------------------------------------------------------------------------------------
+
+    async def _work(self, client: AsyncBatchClient) -> None:
+        """Plays and posts until the run is finished."""
+        outages = 0
+        while not self._finished:
+            status = await self._status(client)
+            if status is None:
+                continue
+            try:
+                if _exact(status):
+                    await self._make_exactly(client, status)
+                else:
+                    await self._make_ahead(client, status)
+                outages = 0
+            except CollectionFailed as error:
+                outages += 1
+                if outages == OUTAGES:
+                    raise
+                log.warning("%s; trying again in %d s", error, 2**outages)
+                await self._wait(2.0**outages)
+
+    async def _make_exactly(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
+        """Plays what the newest version still lacks, or waits for a newer one."""
+        wanted = status["groups_wanted"] if status["policy_version"] == self.version is not None else 0
+        if not wanted:
+            await self._wait(LOOK_AGAIN)
+            return
+        # Several services together make one batch: each plays its share, then they look again.
+        share = ceil(wanted * status.get("env_weight", 1.0))
+        at_once = max(1, self.collector.concurrency // self.collector.group_size)
+        await self._post(client, await self.collector.acollect(min(share, at_once)))
+
+    async def _make_ahead(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
+        """Plays on and on, and waits while enough batches are queued, until the trainer wants it otherwise."""
+        lag = status.get("max_policy_lag")
+        most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
+        batch_size = (await client.info())["batch_size"]
+        async with aclosing(self.collector.stream()) as groups:
+            async for group in groups:
+                while self._batches_queued(status, batch_size) >= most:
+                    await self._wait(LOOK_AGAIN)
+                    if not await self._go_on(client, status):
+                        return
+                await self._post(client, [group])
+                if not await self._go_on(client, status):
+                    return
+
+    async def _go_on(self, client: AsyncBatchClient, status: dict[str, Any]) -> bool:
+        """Brings ``status`` up to date; returns whether to play ahead any further."""
+        now = await self._status(client)
+        if now is None:
+            return False
+        status.update(now)
+        # A trainer that publishes no policy cannot say that it has finished.
+        if self._last_step is not None and self.version is None:
+            self._finished = self._finished or status["current_step"] >= self._last_step
+        return not self._finished and not _exact(status)
+
+    def _batches_queued(self, status: dict[str, Any], batch_size: int) -> float:
+        if status.get("groups_per_update"):
+            return float(status["queue_groups"] / status["groups_per_update"])
+        return float(status["queue_size"] * self.collector.group_size / max(1, batch_size))
+
+    async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
+        """Returns what the server says of its queue; None after it had forgotten this environment."""
+        assert self._env_id is not None
+        try:
+            return await client.status_env(self._env_id)
+        except ServerError as error:
+            if error.status != 404:
+                raise
+        log.warning("%s: the server was started anew, registering again", self.name)
+        await self._register(client)
+        return None
+
+    async def _post(self, client: AsyncBatchClient, groups: list[EpisodeGroup]) -> None:
+        bodies = [group.to_wire().model_copy(update={"env_id": self._env_id}) for group in groups]
+        refused: set[int] = set()
+        try:
+            await client.post_groups(bodies)
+        except GroupRefused as error:
+            entries = error.detail if isinstance(error.detail, list) else []
+            named = {entry["loc"][1] for entry in entries if len(entry["loc"]) > 1}
+            refused = named & set(range(len(groups))) or set(range(len(groups)))
+            self._refused.update(str(entry["type"]) for entry in entries)
+            log.warning("%s: %s", self.name, error)
+            self._refused_in_a_row += len(refused) == len(groups)
+            if self._refused_in_a_row == REFUSALS:
+                raise
+        if len(refused) == len(groups):
+            return
+        self._refused_in_a_row = 0
+        taken = [group for index, group in enumerate(groups) if index not in refused]
+        self._posted += len(taken)
+        if self._on_post is not None:
+            self._on_post(taken)
+
+    async def _wait(self, seconds: float) -> None:
+        """Waits, no longer than until the follower has news."""
+        self._news.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+
+def _exact(status: dict[str, Any]) -> bool:
+    """Whether the trainer learns only from what the newest version said."""
+    return status.get("max_policy_lag") == 0 and bool(status.get("groups_per_update"))
+
+
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(min(seconds, LONGEST_PAUSE))
