@@ -18,6 +18,7 @@ ENVIRONMENTS: dict[str, str] = {
     "atropos/FrozenLake-v0": "atropos_gym.envs.frozen_lake:FrozenLake",
     "atropos/FrozenLake8x8-v0": "atropos_gym.envs.frozen_lake:FrozenLake8x8",
     "atropos/Taxi-v0": "atropos_gym.envs.taxi:Taxi",
+    "atropos/Identity-v0": "atropos_gym.envs.identity:Identity",
     "atropos/Arithmetic-v0": "atropos_gym.envs.arithmetic:Arithmetic",
     "atropos/GSM8K-v0": "atropos_gym.envs.gsm8k:GSM8K",
 }
