@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from atropos_gym.errors import ConfigError
 from atropos_gym.messages import Message
 from atropos_gym.spaces import TokenSequence
 
-__all__ = ["action_ids", "author_messages", "plain_info", "positive"]
+__all__ = ["action_ids", "author_messages", "finite_reward", "plain_info", "positive"]
 
 #: What TextEnv itself writes into ``info``.
 _RESERVED = frozenset({"segment", "turn", "max_new_tokens", "success", "is_success"})
@@ -107,6 +108,26 @@ def author_messages(content: Any, owner: str, where: str) -> list[Message]:
     else:
         raise TypeError(f"{owner}: {where} must be a str or a list of messages, got {type(content).__name__}")
     raise ValueError(f"{owner}: begin() said nothing: return a str or at least one message")
+
+
+def finite_reward(value: Any, owner: str) -> float:
+    """Returns a reward as a Python float.
+
+    Raises:
+        TypeError: no number.
+        ValueError: not finite.
+
+    Example:
+        >>> finite_reward(np.float32(1), "Reverse")
+        1.0
+    """
+    try:
+        reward = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{owner}: Feedback.reward must be a number, got {value!r:.60}") from None
+    if not math.isfinite(reward):
+        raise ValueError(f"{owner}: Feedback.reward must be finite, got {reward}")
+    return reward
 
 
 def plain_info(entries: Mapping[str, Any]) -> dict[str, Any]:

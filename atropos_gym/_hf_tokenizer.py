@@ -134,6 +134,8 @@ def load_hf(source: str, rows: int | None) -> HFTokenizer:
         raise MissingData(
             f"tokenizer {source!r} needs transformers: pip install 'atropos-gym[learn]', or use 'bytes'"
         ) from None
+    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+        raise MissingData(f"no tokenizer at {source!r}: the folder does not exist")
     try:
         hf = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
@@ -174,7 +176,8 @@ _wrapped: dict[int, HFTokenizer] = {}
 def wrap_hf(hf: Any, rows: int | None = None) -> HFTokenizer:
     """Returns our view of a transformers tokenizer, one per object."""
     # The view keeps the object alive, so its id is never reused.
-    if id(hf) not in _wrapped or (rows is not None and _wrapped[id(hf)].rows != rows):
+    known = _wrapped.get(id(hf))
+    if known is None or len(known) != len(hf) or rows not in (None, known.rows):
         name = str(getattr(hf, "name_or_path", "") or type(hf).__name__)
         _wrapped[id(hf)] = HFTokenizer(hf, name, int(rows or len(hf)), source=None, eos_ids=())
     return _wrapped[id(hf)]

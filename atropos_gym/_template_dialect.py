@@ -180,11 +180,12 @@ class TemplateDialect:
         encoded = self._text.encode_with_ends(text)
         plain = self._text.unmark(text)
         places = _places(plain, [m["content"] for m in messages if isinstance(m.get("content"), str)])
-        begins = [0, *encoded.ends]
-        labels = [
-            any(begin < b and max(end, begin + 1) > a for a, b in places)
-            for begin, end in zip(begins, encoded.ends, strict=False)
-        ]
+        labels: list[bool] = []
+        begin = last = 0
+        for end in encoded.ends:
+            if end > last:  # several ids of one character or word end at one place
+                begin, last = last, end
+            labels.append(any(begin < b and end > a for a, b in places))
         shown = len(self._without_header(encoded.ids, speak))
         return labels[:shown][-size:]
 

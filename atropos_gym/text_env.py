@@ -7,7 +7,6 @@ torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
-from atropos_gym._checks import action_ids, author_messages, plain_info, positive
+from atropos_gym._checks import action_ids, author_messages, finite_reward, plain_info, positive
 from atropos_gym.errors import ConfigError, PromptTooLong, TokenizerMismatch
 from atropos_gym.messages import Feedback, Message, Reply
 from atropos_gym.rendering import ChatRenderer, chat_renderer
@@ -54,7 +53,8 @@ class TextEnv(gymnasium.Env[Any, Any]):
         where ``max_turns`` is reached or another turn does not fit in ``max_tokens``.
 
     Info:
-        Always ``segment`` and ``turn`` (from 0) and ``max_new_tokens``; ``invalid`` and ``reward_terms``
+        Always ``segment`` and ``turn`` (from 0: the turn to be played, at the end the turns played) and
+        ``max_new_tokens``; ``invalid`` and ``reward_terms``
         where they apply; at the end ``end_reason`` and, where known, ``success`` and ``is_success``.
 
     Arguments:
@@ -285,9 +285,7 @@ class TextEnv(gymnasium.Env[Any, Any]):
             raise TypeError(
                 f"{type(self).__name__}.respond() must return Feedback, got {type(feedback).__name__}"
             )
-        reward = float(feedback.reward)
-        if not math.isfinite(reward):
-            raise ValueError(f"reward must be finite, got {reward} from {type(self).__name__}.respond()")
+        reward = finite_reward(feedback.reward, type(self).__name__)
         said = author_messages(feedback.content, type(self).__name__, "Feedback.content")
         self._turn += 1
         self.messages.append(Message(role="assistant", content=reply.text))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +182,9 @@ def check_decode(folder: Path, expect: dict[str, Any], text: str | None) -> None
     assert "".join(tokenizer.decode([i]) for i in expect["ids"]) == expect["pieces_joined"]
 
 
-def invariant_rows() -> Iterator[dict[str, Any]]:
-    """Yields the rows of the case that lists what a renderer reports at construction."""
-    yield from CASES["c50"]["rows"]
+def invariant_rows() -> list[dict[str, Any]]:
+    """Returns the rows of the case that lists what a renderer reports at construction."""
+    return list(CASES["c50"]["rows"])
 
 
 def check_invariants(folder: Path, row: dict[str, Any]) -> None:
