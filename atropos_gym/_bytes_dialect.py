@@ -23,7 +23,7 @@ _END = BytesTokenizer.END
 
 
 class BytesDialect:
-    """Writes and continues conversations for ``BytesTokenizer``; see ``rendering.Dialect``."""
+    """Writes and continues conversations for ``BytesTokenizer``; see ``_dialect.Dialect``."""
 
     stop_ids: tuple[int, ...] = (_END,)
     opener = ""

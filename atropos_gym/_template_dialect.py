@@ -34,7 +34,7 @@ _Messages = Sequence[Mapping[str, Any]]
 
 
 class TemplateDialect:
-    """Writes and continues conversations for one tokenizer and template; see ``rendering.Dialect``.
+    """Writes and continues conversations for one tokenizer and template; see ``_dialect.Dialect``.
 
     Args:
         tokenizer: the tokenizer.

@@ -1,0 +1,66 @@
+"""What a ChatRenderer asks of a tokenizer: the protocol of ``BytesDialect`` and ``TemplateDialect``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+__all__ = ["Dialect"]
+
+
+class Dialect(Protocol):
+    """How one tokenizer's template writes a conversation; made once, used for every turn.
+
+    Attributes:
+        stop_ids: ids that end a turn when sampled.
+        opener: what the generation prompt opens, such as ``<think>``; else "".
+        min_bridge: length of the bridge of an empty user message after an empty turn.
+        rewrites_history: the bridge changes with the history, so every turn is a segment.
+        identity: what decides the ids beside the tokenizer; part of the fingerprint.
+        report: what was found at construction.
+        channels: a turn is made of channels (harmony): the reply's content is the last final one.
+    """
+
+    stop_ids: tuple[int, ...]
+    opener: str
+    min_bridge: int
+    rewrites_history: bool
+    identity: Mapping[str, Any]
+    report: dict[str, Any]
+    channels: bool
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True
+    ) -> list[int]:
+        """Ids of a whole conversation, ending where the assistant is to speak (if ``speak``)."""
+        ...
+
+    def bridge(
+        self,
+        last: int | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        speak: bool = True,
+    ) -> list[int]:
+        """Ids between a turn whose last id is ``last`` (None: an empty turn) and the next turn."""
+        ...
+
+    def say(self, text: str) -> list[int]:
+        """Ids that a policy would have sampled for ``text``, the end id included."""
+        ...
+
+    def said(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        first: bool,
+        speak: bool,
+        size: int,
+    ) -> list[bool]:
+        """For each id of a prompt (``first``) or bridge: whether a message's text put it there.
+
+        A bridge of ``size`` ids may stand without the end of the turn before it.
+        """
+        ...
