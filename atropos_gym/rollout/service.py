@@ -230,8 +230,8 @@ class EnvironmentService:
             await self.engine.publish(policy.version, Path(policy.adapter_path))
         elif policy.version > 0:
             raise ConfigError(
-                f"the trainer published version {policy.version} without an adapter: in every engine the base "
-                "model is version 0; publish it as 0, or with an adapter"
+                f"the trainer published version {policy.version} without an adapter: the base model is "
+                "version 0 in every engine; publish it as 0, or with an adapter"
             )
         self.version = policy.version
         self._published.append(policy.version)
@@ -275,7 +275,7 @@ class EnvironmentService:
         await self._post(client, await self.collector.acollect(min(share, at_once)))
 
     async def _make_ahead(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
-        """Plays on and on, and waits while enough batches are queued, until the trainer wants it otherwise."""
+        """Plays on, and waits while enough batches are queued, until the trainer wants it otherwise."""
         lag = status.get("max_policy_lag")
         most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
         batch_size = (await client.info())["batch_size"]

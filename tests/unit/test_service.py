@@ -1,0 +1,452 @@
+"""The environment service against the real server application, on a clock that the waiting itself moves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from atropos_gym.batch_server import create_app
+from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.clock import SystemClock
+from atropos_gym.engines import ScriptedEngine
+from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, GroupRefused, TokenizerMismatch
+from atropos_gym.rollout.service import EnvironmentService, ServiceThread
+from atropos_gym.wire import ScoredDataGroup
+from tests.unit.rollout_cases import Countdown, run_moved, saying
+
+URL = "http://127.0.0.1:8000"
+GROUPS = 5
+
+
+class LoopClock(SystemClock):
+    """The event loop's time, from a fixed date on."""
+
+    def time(self) -> float:
+        return 1_767_000_000.0 + asyncio.get_running_loop().time()
+
+
+class Network(httpx.AsyncBaseTransport):
+    """A server that can be taken away, started anew, and listened to."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.calls: Counter[str] = Counter()
+        self.start()
+
+    def start(self) -> None:
+        """Starts a server that knows nothing."""
+        self.up = True
+        self._server = httpx.ASGITransport(create_app(clock=LoopClock()))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not self.up:
+            raise httpx.ConnectError("connection refused", request=request)
+        self.calls[request.url.path] += 1
+        return await self._server.handle_async_request(request)
+
+
+class Trainer:
+    """A learner that learns nothing: registers, publishes, takes batches."""
+
+    def __init__(self, network: Network, *, lag: int | None = 0, run: str = "r1") -> None:
+        self.client = AsyncBatchClient(URL, transport=network, retry_seconds=5)
+        self.lag = lag
+        self.run = run
+
+    async def start(self, **changes: Any) -> None:
+        fields = {"batch_size": 20, "groups_per_update": GROUPS, "max_policy_lag": self.lag, "num_steps": -1}
+        await self.client.register(**{**fields, **changes})
+        await self.client.batch()
+
+    async def publish(self, version: int, **changes: Any) -> None:
+        fields = {"run": self.run, "version": version, "model_name": f"{self.run}-v{version}"}
+        folder = None if version == 0 else f"/adapters/{self.run}-v{version}"
+        await self.client.publish_policy(**{**fields, "adapter_path": folder, **changes})
+
+    async def take(self, groups: int = GROUPS, wait_seconds: float = 600.0) -> list[ScoredDataGroup]:
+        batch = await self.client.batch(groups=groups, wait_seconds=wait_seconds, lease_seconds=60)
+        assert batch is not None, "no batch came"
+        assert batch.batch_id is not None
+        await self.client.ack(batch.batch_id)
+        return batch.groups
+
+    async def finish(self) -> None:
+        await self.client.finish(self.run)
+
+
+def service_of(network: Network, engine: ScriptedEngine | None = None, **options: Any) -> EnvironmentService:
+    return EnvironmentService(
+        Countdown,
+        engine or saying("ja"),
+        URL,
+        transport=network,
+        **{"group_size": 4, "concurrency": 20, "options": {"turns": 2}, **options},
+    )
+
+
+def play(
+    trains: Callable[[Trainer, EnvironmentService, Network], Awaitable[None]],
+    *,
+    trainer: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[EnvironmentService, Network]:
+    """Runs a service beside a trainer to the end of both."""
+    network = Network()
+    service = service_of(network, **options)
+
+    async def both() -> None:
+        learner = Trainer(network, **(trainer or {}))
+        running = asyncio.create_task(service.run())
+        try:
+            await trains(learner, service, network)
+            async with asyncio.timeout(3600):
+                await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await learner.client.close()
+
+    run_moved(both())
+    return service, network
+
+
+def versions(groups: list[ScoredDataGroup]) -> list[int | None]:
+    return [group.policy_version for group in groups]
+
+
+# -- a whole run ---------------------------------------------------------------------------------------------
+
+
+def test_each_version_gets_exactly_the_groups_it_needs() -> None:
+    batches = []
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await asyncio.sleep(7)  # the service is there first, and waits
+        await trainer.start()
+        for version in range(4):
+            await trainer.publish(version)
+            batches.append(await trainer.take())
+        await trainer.finish()
+
+    service, _ = play(trains)
+    assert [versions(batch) for batch in batches] == [[version] * GROUPS for version in range(4)]
+    assert service.report["posted"] == 4 * GROUPS
+    assert service.report["versions"] == [0, 1, 2, 3]
+    assert service.report["collector"]["started"] == 4 * GROUPS
+    assert {group.env_id for batch in batches for group in batch} == {0}
+    numbers = [(group.group_overrides or {})["number"] for batch in batches for group in batch]
+    assert sorted(numbers) == list(range(4 * GROUPS))
+
+
+def test_nothing_is_played_before_the_first_version_is_there() -> None:
+    engine = saying("ja")
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await asyncio.sleep(20)
+        assert engine.calls == []
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.finish()
+
+    play(trains, engine=engine)
+    assert engine.calls
+
+
+def test_a_version_is_confirmed_once_the_engine_has_it_and_released_in_the_end() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.publish(1)
+        await trainer.take()
+        await asyncio.sleep(1)
+        assert (await trainer.client.policy()).held == [1]
+        await asyncio.sleep(130)  # a statement counts for 120 s: it is repeated
+        assert (await trainer.client.policy()).held == [1]
+        await trainer.finish()
+        while service.collector._closed is False:
+            await asyncio.sleep(1)
+        assert (await trainer.client.policy()).held == []
+
+    play(trains)
+
+
+def test_the_service_leaves_when_the_run_is_finished() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.finish()
+        await asyncio.sleep(2)
+        envs = (await trainer.client._http.get("/envs")).json()["envs"]
+        assert [env["connected"] for env in envs] == [False]
+
+    play(trains)
+
+
+def test_groups_that_the_trainer_lost_are_played_again() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        batch = await trainer.client.batch(groups=GROUPS, wait_seconds=60, lease_seconds=60)
+        assert batch is not None
+        assert batch.batch_id is not None
+        await trainer.client.nack(batch.batch_id, reason="out of memory")
+        again = await trainer.take()
+        assert [g.tokens for g in again] == [g.tokens for g in batch.groups], "the same groups, not new ones"
+        await trainer.finish()
+
+    play(trains)
+
+
+def test_two_services_make_one_batch_together() -> None:
+    network = Network()
+    services = [service_of(network, name=name, seed=seed) for seed, name in enumerate(("one", "two"))]
+
+    async def all_of_it() -> list[ScoredDataGroup]:
+        trainer = Trainer(network)
+        running = [asyncio.create_task(service.run()) for service in services]
+        await trainer.start()
+        await asyncio.sleep(3)
+        await trainer.publish(0)
+        groups = await trainer.take()
+        await trainer.finish()
+        await asyncio.gather(*running)
+        await trainer.client.close()
+        return groups
+
+    groups = run_moved(all_of_it())
+    assert {group.env_id for group in groups} == {0, 1}
+    assert sum(service.report["posted"] for service in services) <= GROUPS + 1
+
+
+# -- ahead ---------------------------------------------------------------------------------------------------
+
+
+def queued(network: Network, trainer: Trainer) -> Callable[[], Awaitable[int]]:
+    async def ask() -> int:
+        return int((await trainer.client.status())["queue_size"])
+
+    return ask
+
+
+@pytest.mark.parametrize(("lag", "ahead", "most"), [(None, 3, 3 * GROUPS), (None, 1, GROUPS), (1, 3, GROUPS)])
+def test_with_a_lag_a_few_batches_are_played_ahead_and_no_more(
+    lag: int | None, ahead: int, most: int
+) -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        ask = queued(network, trainer)
+        await trainer.start()
+        await trainer.publish(0)
+        await asyncio.sleep(20)
+        assert await ask() == most
+        await trainer.take()
+        await asyncio.sleep(20)
+        assert await ask() == most
+        await trainer.finish()
+
+    service, _ = play(trains, trainer={"lag": lag}, max_batches_ahead=ahead)
+    report = service.report["collector"]
+    assert report["in_flight"] == 0
+    assert report["delivered"] >= service.report["posted"] == most + GROUPS
+
+
+def test_a_trainer_of_the_original_api_counts_sequences_and_steps() -> None:
+    """It registers without groups or lag, publishes no policy and ends after its steps."""
+    took = []
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start(groups_per_update=None, max_policy_lag=None, batch_size=8, num_steps=3)
+        while len(took) < 3:
+            batch = await trainer.client.batch()
+            await asyncio.sleep(1)
+            if batch is not None:
+                took.append(batch.groups)
+
+    service, network = play(trains)
+    assert [sum(len(group.tokens) for group in groups) for groups in took] == [8, 8, 8]
+    assert service.version is None
+
+
+def test_a_trainer_that_comes_back_with_other_wishes_gets_them() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start(max_policy_lag=None)
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.client.register(
+            takeover=True, batch_size=20, groups_per_update=GROUPS, max_policy_lag=0, num_steps=-1
+        )
+        trainer.run = "r2"
+        await trainer.publish(1)
+        groups = await trainer.take()
+        assert versions(groups) == [1] * GROUPS
+        await trainer.finish()
+
+    play(trains)
+
+
+# -- outages -------------------------------------------------------------------------------------------------
+
+
+def test_the_server_may_come_late() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        network.up = False
+        await asyncio.sleep(100)
+        network.up = True
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.finish()
+
+    play(trains)
+
+
+def test_an_outage_in_the_middle_is_waited_for() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        network.up = False
+        await asyncio.sleep(100)
+        network.up = True
+        await trainer.take()
+        await trainer.finish()
+
+    service, _ = play(trains)
+    assert service.report["posted"] == GROUPS
+
+
+def test_a_server_that_was_started_anew_is_told_again() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        network.up = False
+        await asyncio.sleep(60)
+        network.start()
+        await trainer.start()
+        await trainer.publish(1)
+        assert versions(await trainer.take()) == [1] * GROUPS
+        await trainer.finish()
+
+    service, network = play(trains)
+    assert service.report["versions"] == [0, 1]
+
+
+def test_an_engine_that_recovers_is_waited_for() -> None:
+    def faults(number: int) -> Any:
+        return EngineError("restarting") if asyncio.get_running_loop().time() < 20 else None
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        await trainer.finish()
+
+    service, _ = play(trains, engine=saying("ja", faults=faults))
+    failed = service.report["collector"]["failed"]["engine: EngineError"]
+    assert failed >= 1
+    assert service.report["posted"] == GROUPS
+
+
+def ends_with(
+    error: type[Exception],
+    match: str,
+    *,
+    version: int = 0,
+    policy: dict[str, Any] | None = None,
+    register: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start(**(register or {}))
+        await trainer.publish(version, **(policy or {}))
+
+    with pytest.raises(error, match=match):
+        play(trains, **options)
+
+
+def test_an_engine_that_stays_broken_ends_the_service_with_the_reason() -> None:
+    engine = saying("ja", faults=lambda number: EngineError("no GPU left"))
+    ends_with(CollectionFailed, "no GPU left", engine=engine)
+
+
+def test_another_tokenizer_is_refused_by_name() -> None:
+    ends_with(
+        TokenizerMismatch,
+        "sha256:other.*samples those of bytes",
+        policy={"tokenizer_fingerprint": "sha256:other"},
+    )
+
+
+def test_a_version_without_adapter_cannot_be_served() -> None:
+    ends_with(ConfigError, "version 3 without an adapter", version=3, policy={"adapter_path": None})
+
+
+def test_a_server_that_refuses_everything_ends_the_service_with_the_first_bad_place() -> None:
+    ends_with(GroupRefused, "10", register={"max_token_len": 10})
+
+
+def test_refused_groups_are_counted_and_replaced() -> None:
+    longest = 36
+
+    def says(prompt: tuple[int, ...], params: Any, number: int) -> list[int]:
+        return [*(b"x" * 11 if number == 1 else b"j"), 258]
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start(max_token_len=longest)
+        await trainer.publish(0)
+        groups = await trainer.take()
+        assert max(len(row) for group in groups for row in group.tokens) <= longest
+        await trainer.finish()
+
+    service, _ = play(trains, engine=ScriptedEngine(says), options={"turns": 1})
+    assert service.report["posted"] == GROUPS
+    assert sum(service.report["refused"].values()) == 1
+    assert service.report["collector"]["delivered"] == GROUPS + 1
+
+
+# -- thread --------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_stops_within_two_seconds_even_without_a_server() -> None:
+    network = Network()
+    network.up = False
+    service = service_of(network)
+    with service.in_thread() as thread:
+        assert thread.alive
+        started = time.monotonic()
+    assert time.monotonic() - started < 2
+    assert not thread.alive
+    thread.stop()
+
+
+def test_a_thread_raises_what_its_service_failed_with_and_interrupts_the_learner() -> None:
+    async def fails() -> None:
+        raise EngineError("no GPU left")
+
+    with pytest.raises(EngineError, match="no GPU left"), ServiceThread(fails):
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(30)
+
+
+def test_a_thread_whose_service_ended_by_itself_is_fine() -> None:
+    async def ends() -> None:
+        await asyncio.sleep(0)
+
+    thread = ServiceThread(ends).start()
+    thread.stop()
+    assert thread.error is None
+
+
+@pytest.mark.parametrize("options", [{"max_batches_ahead": 0}, {"group_size": 0}])
+def test_arguments_that_cannot_work_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be >= 1, got 0"):
+        service_of(Network(), **options)
