@@ -159,7 +159,7 @@ def _from_hub(split: str) -> tuple[Problem, ...]:
         rows = load_dataset(_HUB_NAME, "main", split=split)
     except Exception as error:  # no network, no such file, a refused login: the library raises many kinds
         raise MissingData(
-            f"{_HUB_NAME} cannot be loaded from the hub ({type(error).__name__}): connect to the network once, "
+            f"{_HUB_NAME} cannot be loaded from the hub ({type(error).__name__}): connect to a network, "
             f"{remedy}"
         ) from error
     return _checked(rows, f"{_HUB_NAME} ({split})")

@@ -29,7 +29,9 @@ _MAX_EXPANDED = 30
 _SLOW = re.compile(r"\\(?:int|sum|prod|lim|binom|oint|iint)(?![A-Za-z])")
 _INTEGERS = re.compile(r"\d+")
 _FACTORIAL = re.compile(r"(\d*)\s*!")
-_EXPONENT = re.compile(r"(?:\^|\*\*)\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(-?\d+|.))", re.S)
+_EXPONENT = re.compile(
+    r"(?:\^|\*\*)\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(-?\d+|[A-Za-z]|\\(?:pi|circ|infty|prime|alpha|theta)\b))"
+)
 
 
 class TooBig(Exception):
@@ -40,19 +42,20 @@ def _judge_size(text: str) -> None:
     """Raises TooBig for what could take long: power towers, huge powers and factorials, sums, integrals."""
     if len(text) > _MAX_CHARS or _SLOW.search(text):
         raise TooBig(text)
-    for match in _FACTORIAL.finditer(text):
-        if not match[1] or len(match[1]) > 4 or int(match[1]) > _MAX_FACTORIAL:
-            raise TooBig(text)
-    powers = text.count("^") + text.count("**")
+    factorials = _FACTORIAL.findall(text)
+    if any(not number or len(number) > 4 or int(number) > _MAX_FACTORIAL for number in factorials):
+        raise TooBig(text)
     exponents = [next(group for group in m.groups() if group is not None) for m in _EXPONENT.finditer(text)]
-    # Every power must be seen, or one hides in another's exponent.
-    if len(exponents) != powers or any("^" in exponent or "*" in exponent for exponent in exponents):
+    # Every power must be understood, or one hides in another's exponent.
+    if len(exponents) != text.count("^") + text.count("**") or (exponents and factorials):
+        raise TooBig(text)
+    if any("^" in exponent or "*" in exponent for exponent in exponents):
         raise TooBig(text)
     size = 1
     for exponent in exponents:
         for digits in _INTEGERS.findall(exponent):
             size *= max(1, int(digits)) if len(digits) < 6 else _MAX_DIGITS
-    if exponents and size * max((len(digits) for digits in _INTEGERS.findall(text)), default=1) > _MAX_DIGITS:
+    if exponents and size * sum(map(len, _INTEGERS.findall(text))) > _MAX_DIGITS:
         raise TooBig(text)
 
 

@@ -1,0 +1,341 @@
+"""Rewards: every shared case of numbers and mathematics, and promises that hold for any completion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atropos_gym.errors import ConfigError, UnusableGold
+from atropos_gym.rewards import (
+    REWARDS,
+    Verdict,
+    VerdictValue,
+    combine,
+    exact_match,
+    format_reward,
+    length_penalty,
+    read_gold_number,
+    verify_math,
+    verify_number,
+    warm_up,
+)
+
+HERE = Path(__file__).parent
+ALL_CASES = json.loads((HERE.parent / "cases" / "a_answers.json").read_text(encoding="utf-8"))
+CHECKS: dict[str, Callable[[str, str], Verdict]] = {"gsm8k": verify_number, "math": verify_math}
+CASES = [case for case in ALL_CASES if case["kind"] in CHECKS]
+REASONS = {
+    "right": {"equal"},
+    "wrong": {"not_equal", "hedged", "too_big"},
+    "unparsed": {"no_commitment", "empty", "truncated", "too_long", "taken_back", "unclosed_think"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm_up()
+
+
+def text_of(case: dict[str, Any]) -> str:
+    if "completion" in case:
+        return case["completion"]
+    return "".join(text * count for text, count in case["completion_repeat"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_shared_case(case: dict[str, Any]) -> None:
+    check = CHECKS[case["kind"]]
+    if case["expect"] == "gold_error":
+        with pytest.raises(UnusableGold, match="fix or drop this row"):
+            check(text_of(case), case["gold"])
+        return
+    started = time.process_time()
+    verdict = check(text_of(case), case["gold"])
+    assert time.process_time() - started < 1.0
+    assert verdict.value == case["expect"]
+    assert verdict.reason in REASONS[case["expect"]]
+    assert bool(verdict) is (case["expect"] == "right")
+
+
+def test_what_is_left_out_is_choice_alone() -> None:
+    # verify_choice does not exist yet; every other shared case is run above.
+    left_out = {case["id"] for case in ALL_CASES} - {case["id"] for case in CASES}
+    assert left_out == {f"a{number}" for number in range(12, 47)}
+    assert "verify_choice" not in REWARDS
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "reason"),
+    [
+        ("#### 1,200 clips", "1200", "equal"),
+        ("#### x = 3 * 4 = 12", "12", "equal"),
+        ("#### \uff11\uff12", "12", "equal"),
+        ("The answer is 5. No, wait, it is 7.", "7", "equal"),
+        ("The answer is 5. Actually, 7.", "5", "not_equal"),
+        ("The answer is 5. Wait, let me check.", "5", "taken_back"),
+        ("The answer is not 5.", "5", "no_commitment"),
+        ("The answer is 5.\nUser: and 3 + 4?\nThe answer is 7.", "5", "equal"),
+        ("12\n<|im_end|>13", "12", "equal"),
+        ("**Answer:**\n\n$$12$$", "12", "equal"),
+        (r"The answer is \(12\).", "12", "equal"),
+        ("The answer is $5 because $7 is too much.", "5", "equal"),
+        ("The answer is 3 or 4.", "4", "hedged"),
+        ("<answer>4</answer> or <answer>5", "4", "truncated"),
+        ("<Answer> 4 </Answer>", "4", "equal"),
+        ("#### ", "4", "empty"),
+        ("#### " + "4" * 1001, "4", "too_long"),
+        ("#### none", "4", "not_equal"),
+        ("-.50", "-1/2", "equal"),
+        ("1.5e3", "1500", "equal"),
+        (r"1.5 \times 10^{3}", "1500", "equal"),
+        ("2 1/2", "2.5", "equal"),
+        ("0.333333", "1/3", "equal"),
+        ("0.33333", "1/3", "not_equal"),
+        ("0.333334", "1/3", "not_equal"),
+        ("1/0", "1", "no_commitment"),
+        ("\u0663", "3", "no_commitment"),
+    ],
+)
+def test_numbers(completion: str, gold: str, reason: str) -> None:
+    assert verify_number(completion, gold).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        (r"\frac{\sqrt{8}}{2}", r"\sqrt{2}", True),
+        ("x^2 + 2x + 1", "(x+1)^2", True),
+        ("(x+1)^{20}", "(x+2)^{20}", False),
+        (r"5\sqrt 2", r"\sqrt{50}", True),
+        (r"2\pi", r"6.283185", False),
+        ("6.283185", r"2\pi", True),
+        ("6.28318", r"2\pi", False),
+        ("6.283186", r"2\pi", False),
+        (r"(-\infty, 3]", r"x \le 3", True),
+        ("2 < x <= 5", "(2, 5]", True),
+        ("5 >= x > 2", "(2, 5]", True),
+        (r"x \in [0, 1)", "[0,1)", True),
+        (r"(0,1) \cup (2,3)", r"(2,3) \cup (0,1)", True),
+        ("(0,1)", "[0,1]", False),
+        (r"\{1, 2\}", "(1, 2)", False),
+        ("1 and 2", r"\{2, 1\}", True),
+        ("1, 2, 2", "1, 2", False),
+        ("x = 1 or x = 2", "1, 2", True),
+        (r"2 \pm \sqrt{3}", r"2 - \sqrt{3}, 2 + \sqrt{3}", True),
+        ("2x + 2y = 2", "x + y = 1", True),
+        ("x + y = 2", "x + y = 1", False),
+        ("2 + 3 = 5", "5", True),
+        (r"\begin{pmatrix} 1 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", False),
+        ("10 feet", "10", True),
+        ("10 feet", "10 foot", False),
+        (r"10\text{ cm}", "10 cm", True),
+        ("5x", "5", False),
+        ("5 x", "5", False),
+        ("not", "ton", False),
+        ("Monday", "monday", True),
+        (r"\text{(B)}", "B", True),
+        ("1,234", "1234", True),
+        ("(1,234)", "1234", False),
+        ("100!", r"99! \cdot 100", True),
+        ("5000!", "1", False),
+        ("9^{9^{9}}", "1", False),
+        ("9^9^9^9", "1", False),
+        ("9^(9^9)", "1", False),
+        (r"9^\frac{999999999}{1}", "1", False),
+        ("(9^{9999})^{9999}", "1", False),
+        ("99^{99!}", "1", False),
+        ("(99!)!", "1", False),
+        (r"\sum_{k=1}^{9} k", "45", False),
+    ],
+)
+def test_forms(answer: str, gold: str, equal: bool) -> None:
+    assert bool(verify_math(f"\\boxed{{{answer}}}", gold)) is equal
+
+
+@pytest.mark.parametrize("check", [verify_number, verify_math])
+def test_a_think_block_that_the_prompt_opened_must_be_closed(check: Callable[..., Verdict]) -> None:
+    assert check("#### 4", "4", opened=True).reason == "unclosed_think"
+    assert check("3?</think>#### 4", "4", opened=True)
+
+
+@pytest.mark.parametrize("gold", ["", "####", "none", "3 or 4", "#### 3 4"])
+def test_a_gold_that_is_not_one_number_is_refused(gold: str) -> None:
+    with pytest.raises(UnusableGold):
+        read_gold_number(gold)
+
+
+@pytest.mark.parametrize("gold", ["", "  ", "####", r"\boxed{}"])
+def test_a_blank_gold_is_refused(gold: str) -> None:
+    with pytest.raises(UnusableGold):
+        verify_math("#### 4", gold)
+
+
+def test_the_gold_stays_first() -> None:
+    # An equation does not equal its solutions, whichever side it stands on.
+    equation, solutions = r"\boxed{x^2-5x+6=0}", r"\{2,3\}"
+    assert verify_math(equation, solutions).value == "wrong"
+    assert verify_math(rf"\boxed{{{solutions}}}", "x^2-5x+6=0").value == "wrong"
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def in_an_event_loop(work: Callable[[], Any]) -> Any:
+    async def run() -> Any:
+        return work()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", [in_a_thread, in_an_event_loop])
+def test_the_same_verdict_everywhere(place: Callable[..., Any]) -> None:
+    def work() -> list[Verdict]:
+        return [
+            CHECKS[case["kind"]](text_of(case), case["gold"])
+            for case in CASES
+            if case["expect"] != "gold_error"
+        ]
+
+    assert place(work) == work()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarms on this system")
+def test_the_host_programs_alarm_is_left_alone() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 600)
+        verify_math(r"\boxed{\frac{\sqrt{8}}{2}}", r"\sqrt{2}")
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+PIECES = (
+    r"\boxed{ } { \frac 1 2.5 x = < , ^ ! answer: ( ) [ ] \{ \} \pm \cup $ % and no, <answer> </answer>"
+    r" <think> </think> \text{ 1,234 \\ User: \sqrt \infty \pi 9"
+).split(" ") + [" ", "\n", "#### ", "\u2212", "\u00b2", "\ud800"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
+    st.sampled_from([*CHECKS]),
+)
+def test_nothing_that_a_completion_says_raises(text: str, kind: str) -> None:
+    started = time.process_time()
+    for completion in (text, f"#### {text}", f"\\boxed{{{text}}}"):
+        verdict = CHECKS[kind](completion, "x^2 + 1" if kind == "math" else "12")
+        assert verdict.reason in REASONS[verdict.value]
+    assert time.process_time() - started < 3.0
+
+
+@pytest.mark.parametrize(
+    "piece",
+    r"\boxed{|\boxed{1}|{|}|<answer>|####|the answer is |wait, |. No, |1 |1,| |Q:|<think>|</think>|$|answer:"
+    r"|1,234,|\boxed{1} and |\text{".split("|")
+    + ["\n", "Q:\n"],
+)
+@pytest.mark.parametrize("prefix", ["", "The answer is 5. ", r"\boxed{5} ", "#### 5\n"])
+def test_time_is_linear_in_the_length(piece: str, prefix: str) -> None:
+    text = prefix + piece * (100_000 // len(piece))
+    started = time.process_time()
+    verify_math(text, "5")
+    verify_number(text, "5")
+    assert time.process_time() - started < 2.0
+
+
+def test_a_verdict_is_true_only_where_it_is_right() -> None:
+    truth = {value.value: bool(Verdict(value, "")) for value in VerdictValue}
+    assert truth == {"right": True, "wrong": False, "unparsed": False}
+
+
+def test_exact_match_says_why() -> None:
+    assert exact_match(" red \n", "red")
+    assert exact_match("Red", "red").reason == "not_equal"
+    assert exact_match("Red", "red", ignore_case=True)
+    assert exact_match("  ", "red").value == "unparsed"
+    with pytest.raises(UnusableGold):
+        exact_match("red", " ")
+
+
+@pytest.mark.parametrize(
+    ("completion", "keywords", "expected"),
+    [
+        ("so <answer>4</answer>", {}, 1.0),
+        ("so <answer> </answer>", {}, 0.0),
+        ("<answer>4</answer><answer>4</answer>", {}, 0.0),
+        ("<think><answer>4</answer></think><answer>4</answer>", {}, 1.0),
+        ("<think><answer>4</answer>", {}, 0.0),
+        ("<answer>4</answer>", {"think": True}, 0.0),
+        ("hm</think><answer>4</answer>", {"think": True}, 1.0),
+        ("<ACTION>hit</ACTION>", {"format": "tag"}, 1.0),
+        (r"\boxed {4}", {"format": "boxed"}, 1.0),
+        (r"\boxed{4", {"format": "boxed"}, 0.0),
+        ("done\n#### 4", {"format": "hash"}, 1.0),
+        ("done #### 4", {"format": "hash"}, 0.0),
+    ],
+)
+def test_format_reward(completion: str, keywords: dict[str, Any], expected: float) -> None:
+    assert format_reward(completion, **keywords) == expected
+
+
+def test_length_penalty_is_a_straight_line_between_its_bounds() -> None:
+    assert [length_penalty("a" * n, limit=10, slack=10) for n in (0, 10, 15, 20, 99)] == [0, 0, -0.5, -1, -1]
+    with pytest.raises(ConfigError, match="slack >= 1, got limit=1, slack=0"):
+        length_penalty("a", limit=1, slack=0)
+
+
+def test_combine_weights_and_returns_its_terms() -> None:
+    reward = combine({"verify_number": 1.0, "format": 0.5, "length_penalty": 2.0})
+    total, terms = reward("#### 4", gold="4", format="hash", limit=3, slack=6)
+    assert terms == {"verify_number": 1.0, "format": 0.5, "length_penalty": -1.0}
+    assert total == 0.5
+
+
+def test_combine_refuses_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="verify_numbers"):
+        combine({"verify_numbers": 1.0})
+    with pytest.raises(ConfigError, match="none"):
+        combine({})
+    with pytest.raises(ConfigError, match="format must be one of"):
+        format_reward("x", format="xml")
+    with pytest.raises(TypeError, match="takes golds"):
+        combine({"verify_number": 1.0})("4", golds="4")
+
+
+def gsm8k_file() -> Path | None:
+    given = os.environ.get("ATROPOS_GYM_GSM8K")
+    beside = HERE.parent.parent.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+    path = Path(given) if given else beside
+    return path if path.is_file() else None
+
+
+@pytest.mark.slow
+def test_every_gsm8k_gold_is_readable_and_equal_to_itself() -> None:
+    path = gsm8k_file()
+    if path is None:
+        pytest.skip("no GSM8K: set ATROPOS_GYM_GSM8K to its test.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 1319
+    for row in rows:
+        number = read_gold_number(row["answer"])
+        assert verify_number(row["answer"], row["answer"]), row
+        assert verify_number(f"The answer is {number.value}.", row["answer"]), row
+        assert verify_number(f"#### {number.value + 1}", row["answer"]).value == "wrong", row
