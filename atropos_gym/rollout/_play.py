@@ -17,8 +17,9 @@ from atropos_gym.errors import EngineError, UnequalStarts, VersionExpired
 from atropos_gym.rollout._pool import Seat
 from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
 from atropos_gym.rollout.episode import Episode
+from atropos_gym.text_env import TextEnv
 
-__all__ = ["ABORTS", "EpisodeFailed", "Plan", "Start", "play"]
+__all__ = ["ABORTS", "EpisodeFailed", "Plan", "Start", "play", "sampling_for"]
 
 #: How often a completion is asked for again when the engine aborts it.
 ABORTS = 3
@@ -82,7 +83,7 @@ class Plan:
         start: where it begins.
         member: its number in the group.
         chance: seed of what happens after the start; None goes on with the start's.
-        sampling: of every turn; ``max_tokens`` is lowered to what the environment allows.
+        sampling: of every turn, from ``sampling_for``.
         seed_of: turn and attempt to the seed of one completion.
         on_abort: told of every completion that is asked for again.
         trainable: refuse completions that cannot be trained on.
@@ -95,6 +96,14 @@ class Plan:
     seed_of: Callable[[int, int], int]
     on_abort: Callable[[], None] = lambda: None
     trainable: bool = True
+
+
+def sampling_for(env: TextEnv, sampling: SamplingParams) -> SamplingParams:
+    """Returns ``sampling`` with the environment's stop ids and most ids of a turn."""
+    return sampling.with_(
+        stop_ids=tuple(dict.fromkeys([*sampling.stop_ids, *env.stop_ids])),
+        max_tokens=min(sampling.max_tokens, env.max_turn_tokens),
+    )
 
 
 async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
@@ -113,7 +122,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     observation, info = await _in_env(seat.reset(start.seed, start.options, plan.chance))
     start.check(ids_of(observation), plan.member)
     env = seat.text_env
-    sampling = plan.sampling.with_(stop_ids=tuple({*plan.sampling.stop_ids, *env.stop_ids}))
+    sampling = plan.sampling
     stop_ids = frozenset(env.stop_ids)
     rows = RowBuilder(observation, info["segment"])
     rewards: list[float] = []

@@ -81,7 +81,11 @@ class ServiceThread:
             raise error
 
     def __enter__(self) -> ServiceThread:
-        return self.start()
+        try:
+            return self.start()
+        except KeyboardInterrupt:  # there is no __exit__ to say why
+            self.stop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -16,6 +16,7 @@ from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score
+from atropos_gym.rollout._play import sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource
 from atropos_gym.rollout._schedule import Run
 from atropos_gym.rollout.accounting import Accounting
@@ -96,7 +97,9 @@ class GroupCollector:
             blocking=blocking,
         )
         self.env = self._pool.env
-        self.sampling = sampling or SamplingParams(max_tokens=self.env.max_turn_tokens)
+        self.sampling = sampling_for(
+            self.env, sampling or SamplingParams(max_tokens=self.env.max_turn_tokens)
+        )
         trainable = sampling_trainable(self.sampling)
         if trainable is not True:
             raise ConfigError(

@@ -17,7 +17,7 @@ import numpy as np
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
-from atropos_gym.rollout._play import EpisodeFailed, Plan, Start, play
+from atropos_gym.rollout._play import EpisodeFailed, Plan, Start, play, sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource, Ids, Seat
 from atropos_gym.rollout.episode import Episode
 from atropos_gym.rollout.seeds import sampling_seed, start_seed
@@ -119,9 +119,9 @@ def evaluate(
     )
     try:
         if isinstance(policy, Engine):
-            sampling = SamplingParams(
-                max_tokens=pool.env.max_turn_tokens, temperature=0.0 if deterministic else 1.0
-            )
+            temperature = 0.0 if deterministic else 1.0
+            sampling = SamplingParams(max_tokens=pool.env.max_turn_tokens, temperature=temperature)
+            sampling = sampling_for(pool.env, sampling)
             _play_with_engine(pool, policy, sampling, episodes, seed, concurrency, tally)
         else:
             _play_in_step(pool, _actor(policy, deterministic, pool.name), episodes, seed, concurrency, tally)

@@ -429,11 +429,15 @@ def test_a_thread_stops_within_two_seconds_even_without_a_server() -> None:
 
 
 def test_a_thread_raises_what_its_service_failed_with_and_interrupts_the_learner() -> None:
+    go = threading.Event()
+
     async def fails() -> None:
+        await asyncio.to_thread(go.wait, 30)
         raise EngineError("no GPU left")
 
     with pytest.raises(EngineError, match="no GPU left"), ServiceThread(fails):
         with pytest.raises(KeyboardInterrupt):
+            go.set()
             threading.Event().wait(30)
 
 
