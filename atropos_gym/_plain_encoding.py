@@ -9,6 +9,7 @@ every marked spelling is ordinary text. Nothing is deleted: deleting ``<|im_end|
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ __all__ = ["ControlText", "Encoded", "PlainEncoder"]
 
 # Private-use characters; they are removed from what comes in, so nobody can write a mark.
 _OPEN, _CLOSE = "\U000f0002", "\U000f0003"
+
+# Unicode's White_Space, as the backend strips it; str.strip() takes four control characters more.
+_BLANK = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,20 @@ class PlainEncoder:
         """Returns the ids of ``text``; none of them is a control id."""
         return self.encode_with_ends(text).ids
 
-    def encode_with_ends(self, text: str) -> Encoded:
+    def encode_with_ends(self, text: str, begin: int = 0, stop: int | None = None) -> Encoded:
         """Returns the ids and where each one's piece of text ends.
+
+        Args:
+            text: the text.
+            begin: plain text before it is not encoded: a token in front of the text swallows it.
+            stop: plain text behind it is not encoded: a token behind the text swallows it.
 
         Raises:
             TemplateError: the vocabulary itself spells a control token, so text cannot avoid it.
         """
         ids: list[int] = []
         ends: list[int] = []
-        for token, raw, raw_end in _split(text, self._raw):
+        for token, raw, raw_end in _split(text, self._raw, begin, stop):
             if token is not None:
                 ids.append(token)
                 ends.append(raw_end)
@@ -115,7 +124,11 @@ class ControlText:
         self._added = {added[i].content: (i, added[i]) for i in control}
         spellings = "|".join(re.escape(s) for s in sorted(self._added, key=len, reverse=True)) or "(?!)"
         self._spelled = re.compile(spellings)
-        self._pieces = re.compile(f"{_OPEN}(?P<marked>(?:{spellings}))?|{_CLOSE}|(?P<control>{spellings})")
+        # A template may cut through marks (content[1:]): one of the two is enough to keep a spelling text.
+        self._pieces = re.compile(
+            f"{_OPEN}(?P<opened>{spellings})|(?P<closed>{spellings}){_CLOSE}|[{_OPEN}{_CLOSE}]"
+            f"|(?P<control>{spellings})"
+        )
         self.plain = PlainEncoder(backend, control)
 
     def mark(self, value: Any) -> Any:
@@ -165,24 +178,20 @@ class ControlText:
         ids: list[int] = []
         ends: list[int] = []
         done = 0  # unmarked characters encoded so far
-        swallow = False  # the last control token strips what follows it
+        swallows = False  # the last control token strips what follows it
         for stretch, control in self._stretches(text):
-            start = done
-            done += len(stretch)
-            if swallow:
-                start += len(stretch) - len(stretch.lstrip())
-                stretch = stretch.lstrip()
-            token = None if control is None else self._added[control]
-            if token is not None and token[1].lstrip:
-                stretch = stretch.rstrip()
-            encoded = self.plain.encode_with_ends(stretch)
+            added = None if control is None else self._added[control]
+            begin = len(stretch) - len(stretch.lstrip(_BLANK)) if swallows else 0
+            stop = len(stretch.rstrip(_BLANK)) if added is not None and added[1].lstrip else None
+            encoded = self.plain.encode_with_ends(stretch, begin, stop)
             ids += encoded.ids
-            ends += [start + end for end in encoded.ends]
-            if token is not None and control is not None:
+            ends += [done + end for end in encoded.ends]
+            done += len(stretch)
+            if added is not None and control is not None:
                 done += len(control)
-                ids.append(token[0])
+                ids.append(added[0])
                 ends.append(done)
-                swallow = token[1].rstrip
+                swallows = added[1].rstrip
         return Encoded(ids, ends)
 
     def _stretches(self, text: str) -> Iterator[tuple[str, str | None]]:
@@ -195,8 +204,8 @@ class ControlText:
             if found["control"] is not None:
                 yield "".join(plain), found["control"]
                 plain = []
-            elif found["marked"] is not None:
-                plain.append(found["marked"])
+            else:
+                plain.append(found["opened"] or found["closed"] or "")
         plain.append(text[at:])
         yield "".join(plain), None
 
@@ -215,38 +224,47 @@ def _by_first_character(tokens: Mapping[int, Any], spell: Any = str) -> _Index:
     return index
 
 
-def _split(text: str, index: _Index) -> Iterator[tuple[int | None, str, int]]:
-    """Yields ``(added id or None, text, where it ends)``: leftmost longest matches, as the backend's."""
-    if index:
-        begin = at = 0
-        while at < len(text):
-            match = next((c for c in index.get(text[at], ()) if _matches(text, at, c)), None)
-            if match is None:
-                at += 1
-                continue
-            spelling, token, added = match
-            left, right = at, at + len(spelling)
-            if added.lstrip:
-                left = max(begin, len(text[:at].rstrip()))
-            if added.rstrip:
-                right = len(text) - len(text[right:].lstrip())
-            if left > begin:
-                yield None, text[begin:left], left
-            yield token, text[left:right], right
-            begin = at = right
-        text, offset = text[begin:], begin
-    else:
-        offset = 0
-    if text:
-        yield None, text, offset + len(text)
+def _split(
+    text: str, index: _Index, begin: int = 0, stop: int | None = None
+) -> Iterator[tuple[int | None, str, int]]:
+    """Yields ``(added id or None, text, where it ends)`` as the backend splits, quirk for quirk.
+
+    Matches are leftmost longest. One that is no whole word is passed over whole, and a token that strips what
+    follows it does not hide a token that stands there.
+
+    Args:
+        text: the text.
+        index: added tokens by first character.
+        begin: plain text before it is swallowed by a token before the text.
+        stop: plain text behind it is swallowed by a token behind the text.
+    """
+    at = 0
+    while index and at < len(text):
+        match = next((c for c in index.get(text[at], ()) if text.startswith(c[0], at)), None)
+        if match is None:
+            at += 1
+            continue
+        spelling, token, added = match
+        left, right = at, at + len(spelling)
+        at = right
+        if added.single_word and (_is_word(text[left - 1 : left]) or _is_word(text[right : right + 1])):
+            continue
+        if added.lstrip:
+            left = max(begin, len(text[:left].rstrip(_BLANK)))
+        if added.rstrip:
+            right = len(text) - len(text[right:].lstrip(_BLANK))
+        if left > begin:
+            yield None, text[begin:left], left
+        yield token, text[left:right], right
+        begin = right
+    stop = len(text) if stop is None else stop
+    if stop > begin:
+        yield None, text[begin:stop], stop
 
 
-def _matches(text: str, at: int, candidate: tuple[str, int, Any]) -> bool:
-    """Returns whether an added token stands at this place."""
-    spelling, _, added = candidate
-    if not text.startswith(spelling, at):
+def _is_word(character: str) -> bool:
+    r"""Returns whether a character (or "") is one of the backend's ``\w``."""
+    if not character:
         return False
-    if not added.single_word:
-        return True
-    before, after = text[at - 1 : at], text[at + len(spelling) : at + len(spelling) + 1]
-    return not any(c.isalnum() or c == "_" for c in (before, after))
+    category = unicodedata.category(character)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"

@@ -331,7 +331,9 @@ class TextEnv(gymnasium.Env[Any, Any]):
         """
         opening: list[Message] | None = None
         if restart:
-            opening = self._with_system(author_messages(restart, type(self).__name__, "Feedback.restart"))
+            opening = author_messages(restart, type(self).__name__, "Feedback.restart")
+            if opening[0]["role"] != "system":  # else the restart brings a system message of its own
+                opening = self._with_system(opening)
             ids, new_segment = self.renderer.prompt([*opening, *said]), True
         elif self.history == "latest":
             ids, new_segment = self.renderer.prompt([*self._standing, *said]), True

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from atropos_gym.errors import ConfigError
 
@@ -127,20 +127,26 @@ def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Toke
         >>> load_tokenizer("bytes") is load_tokenizer("bytes")
         True
     """
-    if isinstance(source, Path):
-        source = str(source)
+    if isinstance(source, Path) or (isinstance(source, str) and source.startswith("~")):
+        source = str(Path(source).expanduser())
     if isinstance(source, str):
         key = (source, rows)
         if key not in _cache:
             _cache[key] = _load(source, rows)
         return _cache[key]
-    if isinstance(source, Tokenizer) and (rows is None or rows == source.rows):
-        return source
+    if _is_ours(source) and rows in (None, source.rows):
+        return cast(Tokenizer, source)
     if hasattr(source, "backend_tokenizer"):
         from atropos_gym._hf_tokenizer import wrap_hf
 
         return wrap_hf(source, rows)
     raise ConfigError(f"tokenizer must be a name, a folder or a tokenizer, got {type(source).__name__}")
+
+
+def _is_ours(source: Any) -> bool:
+    """Returns whether an object has our protocol, without asking for its fingerprint: that takes seconds."""
+    names = ("encode", "decode", "fingerprint", "rows", "name")
+    return all(hasattr(type(source), name) or name in getattr(source, "__dict__", ()) for name in names)
 
 
 def _load(source: str, rows: int | None) -> Tokenizer:

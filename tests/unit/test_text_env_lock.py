@@ -225,6 +225,13 @@ def test_08_restart_opens_a_segment(history: Any) -> None:
     assert "go" in [m["content"] for m in env.messages]
 
 
+def test_08b_a_restart_may_bring_its_own_system_message() -> None:
+    own = [Message(role="system", content="T"), Message(role="user", content="now")]
+    env = Scripted(script=(Feedback(restart=own),), system_prompt="S")
+    env.reset()
+    assert env.step(said("a"))[0].tolist() == ids(BOS, SYSTEM, "T", USER, "now", ASSISTANT)
+
+
 def test_09_optional_parts_are_neutral_and_can_be_overridden() -> None:
     plain = Reverse()
     assert plain.sample_reply() is None
