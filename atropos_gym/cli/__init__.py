@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; None: those of this process.
 
     Example:
-        >>> main(["serve", "--port", "99999"])
+        >>> main(["fly"])  # stderr: unknown verb 'fly'; ...
         2
     """
     words = list(sys.argv[1:] if argv is None else argv)

@@ -65,6 +65,9 @@ class Config(BaseModel):
     """Inference engine: `hf` is in process."""
     dtype: Literal["float32", "bfloat16", "float16"] = _setting("float32", "policy", "train collect eval")
     """Number format of the base weights, the same in engine and learner."""
+    threads: int | None = _setting(None, "policy", "train collect eval", ge=1)
+    """Threads that torch computes with; null: one for `tiny`, whose matrices are too small to share, else
+    torch's own choice."""
 
     # Format lesson
     warm_up: int = _setting(0, "lesson", "train", ge=0)
@@ -82,9 +85,8 @@ class Config(BaseModel):
     """Episodes from one start."""
     concurrency: int = _setting(64, "collection", "train collect eval", ge=1)
     """Episodes in flight at a time."""
-    temperature: float = _setting(1.0, "collection", "train collect eval", ge=0)
-    """Sampling temperature; 0 is greedy, which cannot be trained on (`eval` plays greedily by itself, see
-    `deterministic`)."""
+    temperature: float = _setting(1.0, "collection", "train collect", gt=0)
+    """Sampling temperature. `eval` plays greedily, or at 1 (`--no-deterministic`)."""
     common_random_numbers: bool = _setting(False, "collection", "train collect")
     """All members of a group meet the same chance after the start, not only the same start."""
     groups: int = _setting(8, "collection", "collect", ge=1)
@@ -103,7 +105,7 @@ class Config(BaseModel):
     """Groups in each update."""
     learning_rate: float = _setting(2e-4, "learner", "train", gt=0)
     """Peak learning rate of GRPO."""
-    learning_rate_warm_up: int = _setting(0, "learner", "train", ge=0)
+    warm_up_updates: int = _setting(0, "learner", "train", ge=0)
     """Updates over which the learning rate rises to its peak."""
     learning_rate_end: float = _setting(1.0, "learner", "train", ge=0, le=1)
     """Share of the peak learning rate that is left at the last update; the way there is linear."""
@@ -119,6 +121,8 @@ class Config(BaseModel):
     """Coefficient at the last update (geometric in between); null: constant."""
     entropy_over: Literal["ids", "answers"] = _setting("ids", "learner", "train")
     """Entropy over all ids, or over the environment's answers only."""
+    sub_batches: int = _setting(1, "learner", "train", ge=1)
+    """Length-sorted pieces that an update is cut into at least; less padding where rows differ in length."""
     lora_rank: int = _setting(16, "learner", "train", ge=1)
     """Rank of the adapter."""
     lora_alpha: int = _setting(32, "learner", "train", ge=1)
@@ -136,6 +140,8 @@ class Config(BaseModel):
     """Address that the server listens on."""
     port: int = _setting(8000, "server", "serve", ge=0, le=65535)
     """Port that the server listens on; 0 takes a free one."""
+    insecure: bool = _setting(False, "server", "serve")
+    """Allow a `host` that other machines can reach: there is no password."""
 
     # Evaluation
     episodes: int = _setting(1000, "evaluation", "train eval", ge=2)
@@ -143,9 +149,9 @@ class Config(BaseModel):
     final_episodes: int | None = _setting(None, "evaluation", "train", ge=2)
     """Episodes of the last evaluation; null: as many as the others."""
     eval_every: int = _setting(10, "evaluation", "train", ge=1)
-    """Updates between points of the learning curve."""
+    """Updates between exact values on the learning curve (Blackjack only)."""
     deterministic: bool = _setting(True, "evaluation", "eval")
-    """Play greedily; `--no-deterministic` samples at the temperature."""
+    """Play greedily; `--no-deterministic` samples at temperature 1."""
 
     # Run
     name: str | None = _setting(None, "run", "train collect")
@@ -161,7 +167,7 @@ class Config(BaseModel):
 
         Example:
             >>> Config.reads("serve")
-            ['host', 'port']
+            ['host', 'port', 'insecure']
         """
         return [name for name in cls.model_fields if verb in cls.about(name)["verbs"]]
 
@@ -208,13 +214,14 @@ MAIN_JOB: dict[str, Any] = {
     "concurrency": 768,
     "common_random_numbers": True,
     "learning_rate": 2e-3,
-    "learning_rate_warm_up": 5,
+    "warm_up_updates": 5,
     "learning_rate_end": 0.1,
     "reduction": "episode_sum",
     "drop_equal": False,
     "entropy": 0.4,
     "entropy_end": 0.02,
     "entropy_over": "answers",
+    "sub_batches": 3,
     "own_server": True,
     "episodes": 4096,
     "final_episodes": 10_000,

@@ -1,7 +1,7 @@
 """A run's folder: its configuration and its summary, whole at any moment.
 
-``summary.json`` is written after every stage and every point of the curve, by a temporary name and a rename, so
-that a run which was killed can be read and gone on with.
+``summary.json`` is written after every stage and every point of the curve, by a temporary name and a rename,
+so that a run which was killed can be read and gone on with.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class RunFolder:
             path.mkdir(parents=True)
         except FileExistsError:
             raise ConfigError(
-                f"{path} exists already; choose another --name, or go on with `atropos-gym train --resume {path}`"
+                f"{path} exists already; choose another --name, "
+                f"or go on with `atropos-gym train --resume {path}`"
             ) from None
         except NotADirectoryError:
             raise ConfigError(

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 __all__ = ["Show", "Update"]
 
-#: Called with how much is done, and a note such as the present return.
-Update = Callable[[int, str], None]
+#: Called as ``update(done, note)``: how much is done, and a note such as the present return.
+Update = Callable[..., None]
 
 
 class Show:
@@ -44,7 +44,11 @@ class Show:
         if self.console.is_terminal:
             with self._progress() as progress:
                 task = progress.add_task(title, total=total, note="")
-                yield lambda done, note="": progress.update(task, completed=done, note=note)
+
+                def move(done: int, note: str = "") -> None:
+                    progress.update(task, completed=done, note=note)
+
+                yield move
             return
         started = last = time.monotonic()
         line = ""
@@ -53,7 +57,7 @@ class Show:
             nonlocal last, line
             now = time.monotonic()
             line = f"{title}: {done}/{total} {note}".rstrip()
-            if now - last >= self.every:
+            if now - last >= self.every and done < total:
                 last = now
                 self.say(f"{line}  ({now - started:.0f} s)")
 

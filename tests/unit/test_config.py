@@ -1,4 +1,4 @@
-"""The configuration model: where a value comes from, YAML there and back, and what is said about a bad one."""
+"""The configuration model: where a value comes from, YAML there and back, what is said of a bad one."""
 
 from __future__ import annotations
 

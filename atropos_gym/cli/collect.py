@@ -1,0 +1,109 @@
+"""``atropos-gym collect``: episodes into a file, or, as an environment service, to a batch server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+from atropos_gym.cli.command import Command
+from atropos_gym.cli.config import Config
+from atropos_gym.cli.environment import find_env, make_env
+from atropos_gym.cli.player import open_engine, with_saved_run
+from atropos_gym.cli.progress import Show
+from atropos_gym.engines.base import Engine, SamplingParams
+from atropos_gym.errors import ConfigError
+from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.episode import EpisodeGroup
+from atropos_gym.rollout.service import EnvironmentService
+from atropos_gym.rollout.writers import JSONLWriter, write_html
+
+__all__ = ["run"]
+
+
+def run(command: Command) -> int:
+    """Collects."""
+    config = command.config
+    if (config.out is None) == (config.to is None):
+        raise ConfigError("collect needs one of --out FILE (.jsonl or .html) and --to URL (a batch server)")
+    if config.out is not None:
+        _check_file(config.out)
+    config = with_saved_run(command)
+    env = make_env(config.env, config.env_kwargs)
+    limit = env.max_turn_tokens
+    env.close()
+    show = Show()
+    sampling = SamplingParams(max_tokens=limit, temperature=config.temperature)
+    with open_engine(config) as engine:
+        if config.to is not None:
+            _serve(config, config.to, engine, sampling, show)
+        else:
+            assert config.out is not None
+            _write(config, config.out, engine, sampling, show)
+    return 0
+
+
+def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, show: Show) -> None:
+    """Serves a trainer behind a batch server until its run is finished."""
+    service = EnvironmentService(
+        find_env(config.env),
+        engine,
+        url,
+        name=config.name,
+        max_batches_ahead=config.max_batches_ahead,
+        on_post=lambda groups: show.say(_posted(groups)),
+        group_size=config.group_size,
+        concurrency=config.concurrency,
+        sampling=sampling,
+        seed=config.seed,
+        common_random_numbers=config.common_random_numbers,
+        env_kwargs=config.env_kwargs,
+    )
+    show.say(f"{service.name}: serving the trainer at {url}; Ctrl-C ends it")
+    asyncio.run(service.run())
+    print(f"the trainer has finished: {service.report['posted']} groups posted")
+
+
+def _posted(groups: list[EpisodeGroup]) -> str:
+    returns = [episode.episode_return for group in groups for episode in group.episodes]
+    version = groups[-1].policy_version
+    return f"posted {len(groups)} groups of version {version}, mean return {sum(returns) / len(returns):.4f}"
+
+
+def _check_file(path: Path) -> None:
+    if path.suffix not in (".jsonl", ".html"):
+        raise ConfigError(f"--out {path}: the file must end in .jsonl or .html")
+    if path.exists():
+        raise ConfigError(f"--out {path}: the file exists already; choose another name or remove it")
+
+
+def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams, show: Show) -> None:
+    """Plays the groups into a file, a round of them at a time; what was played is in it after each round."""
+    collector = GroupCollector(
+        find_env(config.env),
+        engine,
+        group_size=config.group_size,
+        concurrency=config.concurrency,
+        sampling=sampling,
+        seed=config.seed,
+        common_random_numbers=config.common_random_numbers,
+        env_kwargs=config.env_kwargs,
+    )
+    a_round = max(1, config.concurrency // config.group_size)
+    groups: list[EpisodeGroup] = []
+    with ExitStack() as parts:
+        parts.callback(collector.close)
+        update = parts.enter_context(show.bar(config.env, config.groups))
+        writer = parts.enter_context(JSONLWriter(path)) if path.suffix == ".jsonl" else None
+        while len(groups) < config.groups:
+            played = collector.collect(min(a_round, config.groups - len(groups)))
+            if writer is not None:
+                for group in played:
+                    writer.write(group)
+            groups += played
+            update(len(groups))
+    if writer is None:
+        write_html(path, groups, engine.tokenizer, title=config.env)
+    returns = [episode.episode_return for group in groups for episode in group.episodes]
+    mean = sum(returns) / len(returns)
+    print(f"{path}: {len(groups)} groups, {len(returns)} episodes, mean return {mean:.4f}")

@@ -1,0 +1,64 @@
+"""Sample episodes of a run: groups as JSON lines, and their ids as HTML for the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atropos_gym.cli.environment import find_env
+from atropos_gym.cli.folder import RunFolder, write_whole
+from atropos_gym.cli.report import STAGES
+from atropos_gym.engines.base import SamplingParams
+from atropos_gym.html import STYLE, render_group
+from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.writers import JSONLWriter, pieces_of, read_jsonl
+
+__all__ = ["write_samples"]
+
+GROUPS = 2
+GROUP_SIZE = 4
+
+
+def write_samples(folder: RunFolder, model: Any, stage: str) -> None:
+    """Plays a few groups of a stage, the same starts in each stage, into ``rollouts/<stage>.jsonl``.
+
+    Args:
+        folder: the run's.
+        model: the learner; its engine plays at the run's temperature.
+        stage: one of ``STAGES``.
+    """
+    config = folder.config
+    collector = GroupCollector(
+        find_env(config.env),
+        model.engine,
+        group_size=GROUP_SIZE,
+        concurrency=GROUPS * GROUP_SIZE,
+        sampling=SamplingParams(max_tokens=model.action_space.max_length, temperature=config.temperature),
+        seed=config.seed,
+        common_random_numbers=config.common_random_numbers,
+        env_kwargs=config.env_kwargs,
+    )
+    rollouts = folder.path / "rollouts"
+    path = rollouts / f"{stage}.jsonl"
+    path.unlink(missing_ok=True)
+    try:
+        with JSONLWriter(path) as writer:
+            for group in collector.collect(GROUPS):
+                writer.write(group)
+    finally:
+        collector.close()
+    pieces = pieces_of(model.tokenizer)
+    parts = [f'<style>{STYLE}</style><div class="ag">']
+    for name, title in STAGES.items():
+        played = rollouts / f"{name}.jsonl"
+        if not played.is_file():
+            continue
+        for number, group in enumerate(read_jsonl(played), start=1):
+            parts.append(
+                render_group(
+                    group.to_wire(),
+                    pieces,
+                    title=f"{title}, start {number}",
+                    open=name == stage and number == 1,
+                )
+            )
+    write_whole(rollouts / "samples.html", "".join(parts) + "</div>")
