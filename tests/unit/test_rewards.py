@@ -252,7 +252,7 @@ def test_nothing_that_a_completion_says_raises(text: str, kind: str) -> None:
     r"|1,234,|\boxed{1} and |\text{".split("|")
     + ["\n", "Q:\n"],
 )
-@pytest.mark.parametrize("prefix", ["", "The answer is 5. ", r"\boxed{5} ", "#### 5\n"])
+@pytest.mark.parametrize("prefix", ["", "The answer is 5. "])
 def test_time_is_linear_in_the_length(piece: str, prefix: str) -> None:
     text = prefix + piece * (100_000 // len(piece))
     started = time.process_time()
