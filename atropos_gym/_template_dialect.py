@@ -22,6 +22,7 @@ from atropos_gym._template_probe import (
     probe,
     stop_ids_of,
 )
+from atropos_gym._template_report import report
 from atropos_gym.errors import NewSegment, TemplateError
 
 __all__ = ["TemplateDialect"]
@@ -78,7 +79,7 @@ class TemplateDialect:
         self._probed = probe(self._template, self._text.encode, controls, self.stop_ids)
         self._header = self._assistant_header()
         self._sayable = PlainEncoder(tokenizer.backend, self._unsayable(tokenizer, controls))
-        self.report = self._probed.report
+        self.report = report(self._template, self._probed)
         self._merge_system = self._choose_system(system)
         self._tool_as_user = self._choose_tool_role(tool_role)
         used = [f for r, f in self._probed.forms.items() if r == "user" or not self._tool_as_user]

@@ -8,19 +8,24 @@ next message, and whether any of that changes with the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from atropos_gym._chat_template import ChatTemplate
 from atropos_gym.errors import TemplateError
 
 __all__ = [
+    "ANSWERED",
+    "ASKED",
     "ASSISTANT_PROBE",
+    "OTHER_PROBE",
+    "USER_PROBE",
     "CloseKind",
     "Probed",
-    "USER_PROBE",
     "RoleForm",
+    "answered_by",
     "call_messages",
+    "message",
     "probe",
     "stop_ids_of",
 ]
@@ -29,7 +34,6 @@ CloseKind = Literal["normal", "header", "history_close_differs", "tool_call"]
 
 # Short words that occur nowhere else and have no white space at their ends.
 USER_PROBE, ASSISTANT_PROBE, OTHER_PROBE, SYSTEM_PROBE = "Uq7x", "Aq7x", "Oq7x", "Sq7x"
-_KEPT = {"plain": "Hi there", "whitespace": " Hi \n", "thinking": "<think>\nrr\n</think>\n\nHi", "empty": ""}
 
 Encode = Callable[[str], list[int]]
 
@@ -53,11 +57,12 @@ class RoleForm:
     independent_of_system: bool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Probed:
     """What a template does.
 
     Attributes:
+        head: the render of one user message with a generation prompt.
         generation_prompt: text of the assistant's header; None where it is no suffix of the prompt.
         opening: what stands between the last message and what the assistant says.
         ending: what ``say`` puts behind a text: ids, the last one a stop id.
@@ -65,13 +70,13 @@ class Probed:
         takes_system: the template writes a system message.
     """
 
+    head: str
     generation_prompt: str | None
     opening: str
     ending: list[int]
     forms: dict[str, RoleForm]
     refused: dict[str, str]
     takes_system: bool
-    report: dict[str, Any] = field(default_factory=dict)
 
 
 def message(role: str, content: str) -> dict[str, Any]:
@@ -88,8 +93,8 @@ def call_messages(names: Sequence[str]) -> list[dict[str, Any]]:
     return [message("user", USER_PROBE), {**message("assistant", ""), "tool_calls": calls}]
 
 
-_ASKED = [message("user", USER_PROBE)]
-_ANSWERED = [*_ASKED, message("assistant", ASSISTANT_PROBE)]
+ASKED = [message("user", USER_PROBE)]
+ANSWERED = [*ASKED, message("assistant", ASSISTANT_PROBE)]
 
 
 def stop_ids_of(
@@ -99,12 +104,12 @@ def stop_ids_of(
 
     Ids that the template writes inside one turn of the assistant are no end of it.
     """
-    last = _behind(template.render(_ANSWERED, False), ASSISTANT_PROBE, template, "assistant")
+    last = _behind(template.render(ANSWERED, False), ASSISTANT_PROBE, template, "assistant")
     closing = [i for i in encode(last) if i in controls][:1]
     thinking = "Tq7x"
     inside: set[int] = set()
     turn = {**message("assistant", ASSISTANT_PROBE), "reasoning_content": thinking, "thinking": thinking}
-    text = template.render([*_ASKED, turn], False)
+    text = template.render([*ASKED, turn], False)
     start, end = text.find(thinking), text.find(ASSISTANT_PROBE)
     if -1 < start < end:
         inside = set(encode(text[start + len(thinking) : end]))
@@ -127,7 +132,7 @@ def probe(
             survive.
     """
     stops = frozenset(stop_ids)
-    head, base = template.render(_ASKED, True), template.render(_ASKED, False)
+    head, base = template.render(ASKED, True), template.render(ASKED, False)
     generation_prompt = head[len(base) :] if head.startswith(base) else None
     forms: dict[str, RoleForm] = {}
     refused: dict[str, str] = {}
@@ -138,7 +143,7 @@ def probe(
             if role == "user":
                 raise
             refused[role] = str(error)
-    full = _answered_by(template, _ASKED, "user")
+    full = answered_by(template, ASKED, "user")
     left = full[: full.index(ASSISTANT_PROBE)]
     extra = left[len(head) :] if left.startswith(head) else ""
     if generation_prompt == "" and controls.intersection(encode(extra) if extra else ()):
@@ -146,16 +151,15 @@ def probe(
             f"the chat template of {template.name} ignores add_generation_prompt: it writes {extra!r} before "
             "an answer but not at the end of a prompt; give template= with a generation prompt"
         )
-    takes_system, _ = _system(template)
-    last = template.render(_ANSWERED, False)
+    last = template.render(ANSWERED, False)
     return Probed(
+        head=head,
         generation_prompt=generation_prompt,
         opening=head[head.rindex(USER_PROBE) + len(USER_PROBE) :],
         ending=_ending(encode(last.partition(ASSISTANT_PROBE)[2]), stops, forms["user"]),
         forms=forms,
         refused=refused,
-        takes_system=takes_system,
-        report=_report(template, head, generation_prompt, forms, refused, takes_system),
+        takes_system=_takes_system(template),
     )
 
 
@@ -167,7 +171,7 @@ def _ending(ids: list[int], stops: frozenset[int], user: RoleForm) -> list[int]:
     return [user.close]
 
 
-def _answered_by(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> str:
+def answered_by(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> str:
     """Renders a history, an answer and a message of ``role``, ending where the assistant is to speak."""
     turn = message("assistant", ASSISTANT_PROBE)
     return template.render([*history, turn, message(role, OTHER_PROBE)], True)
@@ -193,7 +197,7 @@ def _form(
 ) -> RoleForm:
     """Derives how a message of ``role`` follows a turn (rendering rules: sep, after, close)."""
     try:
-        full = _answered_by(template, _ASKED, role)
+        full = answered_by(template, ASKED, role)
     except TemplateError:
         if role == "user":
             raise
@@ -201,7 +205,7 @@ def _form(
     rest = _behind(full, ASSISTANT_PROBE, template, "assistant")
     _behind(full, OTHER_PROBE, template, role)
     sep, _, after = rest.partition(OTHER_PROBE)
-    if role != "user" and full == _answered_by(template, _ASKED, "assistant"):
+    if role != "user" and full == answered_by(template, ASKED, "assistant"):
         raise TemplateError(
             f"the chat template of {template.name} writes role {role!r} as an assistant's turn: "
             "set tool_role='user'"
@@ -213,22 +217,22 @@ def _form(
             f"the chat template of {template.name} ends a turn without a token boundary before {sep!r} "
             f"(role {role}): give template= that closes a turn with a control token"
         )
-    system = [message("system", SYSTEM_PROBE), *_ASKED]
+    system = [message("system", SYSTEM_PROBE), *ASKED]
     exchange = [message("user", "Vq7x"), message("assistant", "Bq7x")]
-    longer = [[*exchange, *_ASKED], [*exchange, *exchange, *_ASKED]]
+    longer = [[*exchange, *ASKED], [*exchange, *exchange, *ASKED]]
     return RoleForm(
         kind=kind,
         close=close,
         head_kept=full[: full.index(ASSISTANT_PROBE)] == head,
-        independent=all(_follows(template, history, role) in (None, (sep, after)) for history in longer),
-        independent_of_system=_follows(template, system, role) in (None, (sep, after)),
+        independent=all(follows(template, history, role) in (None, (sep, after)) for history in longer),
+        independent_of_system=follows(template, system, role) in (None, (sep, after)),
     )
 
 
-def _follows(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> tuple[str, str] | None:
+def follows(template: ChatTemplate, history: Sequence[dict[str, Any]], role: str) -> tuple[str, str] | None:
     """Returns what stands before and behind a message after a turn, or None where the template refuses."""
     try:
-        full = _answered_by(template, history, role)
+        full = answered_by(template, history, role)
     except TemplateError:
         return None
     sep, _, after = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)
@@ -244,7 +248,7 @@ def _close(
     sep: str,
 ) -> tuple[CloseKind, int]:
     """Returns how and with which id a turn is closed in front of a message."""
-    last = template.render(_ANSWERED, False).partition(ASSISTANT_PROBE)[2]
+    last = template.render(ANSWERED, False).partition(ASSISTANT_PROBE)[2]
     at_end = next((i for i in encode(last) if i in stops), None)
     between = encode(sep)
     inside = next((i for i in between if i in stops), None)
@@ -283,70 +287,10 @@ def _call_form(template: ChatTemplate, encode: Encode, stops: frozenset[int], ro
     return RoleForm("tool_call", close, head_kept=False, independent=True, independent_of_system=True)
 
 
-def _system(template: ChatTemplate) -> tuple[bool, str]:
-    """Returns whether a system message is written, and the reason why not."""
+def _takes_system(template: ChatTemplate) -> bool:
+    """Returns whether a system message is written."""
     try:
-        text = template.render([message("system", SYSTEM_PROBE), *_ASKED], True)
-    except TemplateError as error:
-        return False, str(error)
-    return SYSTEM_PROBE in text, "its text is dropped"
-
-
-def _report(
-    template: ChatTemplate,
-    head: str,
-    generation_prompt: str | None,
-    forms: dict[str, RoleForm],
-    refused: dict[str, str],
-    takes_system: bool,
-) -> dict[str, Any]:
-    """Returns what a person may want to know: flags, and a one-line difference for each that fails."""
-    notes: list[str] = []
-    full = _answered_by(template, _ASKED, "user")
-    left, _, rest = full.partition(ASSISTANT_PROBE)
-    sep = rest.partition(OTHER_PROBE)[0]
-    if left != head:
-        notes.append(f"history shows {left!r:.120} before a turn whose prompt was {head!r:.120}")
-    kept: dict[str, bool] = {}
-    for name, content in _KEPT.items():
-        turn = [message("assistant", content), message("user", OTHER_PROBE)]
-        try:
-            kept[name] = template.render([*_ASKED, *turn], True).startswith(head + content + sep)
-        except TemplateError:
-            kept[name] = False
-        if not kept[name]:
-            notes.append(f"history does not keep an answer as said: {content!r}")
-    is_prefix = full.startswith(template.render(_ANSWERED, False))
-    if not is_prefix:
-        notes.append("the last turn is written differently once something follows it")
-    report: dict[str, Any] = {
-        "generation_prompt": generation_prompt,
-        "history_keeps": kept,
-        "last_turn_is_prefix": is_prefix,
-        "user_text_kept": "  " + OTHER_PROBE in template.render([message("user", "  " + OTHER_PROBE)], True),
-        "system_role": takes_system,
-        "roles_alternate": _follows_itself_refused(template),
-        "notes": notes,
-    }
-    for role in ("user", "tool"):
-        form = forms.get(role)
-        report[role] = (
-            {"refused": refused[role]}
-            if form is None
-            else {
-                "close": form.close,
-                "close_kind": form.kind,
-                "history_head_equals_prompt": form.head_kept,
-                "bridge_independent_of_history": form.independent and form.independent_of_system,
-            }
-        )
-    return report
-
-
-def _follows_itself_refused(template: ChatTemplate) -> bool:
-    """Returns whether two user messages in a row are refused."""
-    try:
-        template.render([*_ASKED, message("user", OTHER_PROBE)], True)
+        text = template.render([message("system", SYSTEM_PROBE), *ASKED], True)
     except TemplateError:
-        return True
-    return False
+        return False
+    return SYSTEM_PROBE in text
