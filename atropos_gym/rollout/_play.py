@@ -19,7 +19,7 @@ from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
 from atropos_gym.rollout.episode import Episode
 from atropos_gym.text_env import TextEnv
 
-__all__ = ["ABORTS", "EpisodeFailed", "Plan", "Start", "play", "sampling_for"]
+__all__ = ["ABORTS", "EpisodeFailed", "Plan", "Start", "complete", "play", "sampling_for"]
 
 #: How often a completion is asked for again when the engine aborts it.
 ABORTS = 3
@@ -51,6 +51,7 @@ class Start:
         options: handed to ``reset``.
         prompt: first prompt, once known.
         member: who set it.
+        remedy: what to do where they differ.
     """
 
     env: str
@@ -58,6 +59,7 @@ class Start:
     options: Mapping[str, Any] | None = None
     prompt: list[int] | None = None
     member: int = 0
+    remedy: str = "reset(seed=) must take all its chance from np_random"
 
     def check(self, prompt: list[int], member: int) -> None:
         """Compares a member's first prompt with the others'.
@@ -70,8 +72,7 @@ class Start:
         elif self.prompt != prompt:
             raise UnequalStarts(
                 f"{self.env}: members {self.member} and {member} of a group start differently for seed "
-                f"{self.seed}: {difference(self.prompt, prompt)}; reset(seed=) must take all its chance from "
-                "np_random"
+                f"{self.seed}: {difference(self.prompt, prompt)}; {self.remedy}"
             )
 
 
@@ -134,7 +135,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                 limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
                 if limit != sampling.max_tokens:
                     sampling = sampling.with_(max_tokens=limit)
-                completion = await _complete(engine, rows.prompt, sampling, held.version, plan, len(rewards))
+                completion = await complete(engine, rows.prompt, sampling, held.version, plan, len(rewards))
                 rows.sample(completion, stop_ids)
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)
@@ -164,7 +165,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     )
 
 
-async def _complete(
+async def complete(
     engine: Engine,
     prompt: list[int],
     sampling: SamplingParams,

@@ -33,7 +33,7 @@ class RowBuilder:
         rows: the segments so far; the last one is open.
     """
 
-    def __init__(self, observation: NDArray[np.int32], segment: int) -> None:
+    def __init__(self, observation: Sequence[int] | NDArray[np.int32], segment: int) -> None:
         self.rows: list[Row] = []
         self._segment = segment
         self._said = 0
@@ -59,7 +59,9 @@ class RowBuilder:
             Turn(start, len(row.ids), 0.0, completion.version, stop_ids.isdisjoint(completion.ids))
         )
 
-    def observe(self, observation: NDArray[np.int32], segment: int, *, reward: float, ended: bool) -> None:
+    def observe(
+        self, observation: Sequence[int] | NDArray[np.int32], segment: int, *, reward: float, ended: bool
+    ) -> None:
         """Takes the environment's answer to the turn sampled last: a bridge, a new segment or the end.
 
         Raises:
@@ -95,7 +97,7 @@ class RowBuilder:
         self.rows.append(Row(ids, [UNTRAINED_MASK] * len(ids), [UNTRAINED_LOGPROB] * len(ids)))
 
 
-def ids_of(observation: NDArray[np.int32]) -> list[int]:
+def ids_of(observation: Sequence[int] | NDArray[np.int32]) -> list[int]:
     """Returns an observation as a fresh list of Python ints."""
     ids: list[int] = np.asarray(observation).tolist()
     return ids

@@ -60,11 +60,12 @@ class GroupCollector:
 
     Example:
         >>> from atropos_gym import make_engine
-        >>> engine = make_engine("scripted", table=["stick", "hit"])
+        >>> engine = make_engine("scripted", script=lambda prompt, params, number: [*b"stick", 258])
         >>> collector = GroupCollector("atropos/Blackjack-v0", engine, group_size=4, seed=1)
         >>> groups = collector.collect(2)
         >>> [len(group.episodes) for group in groups], collector.report["delivered"]
         ([4, 4], 2)
+        >>> collector.close()
     """
 
     def __init__(

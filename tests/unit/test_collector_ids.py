@@ -85,7 +85,7 @@ def asked_turns(engine: ScriptedEngine) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(said=st.lists(completions(), min_size=1, max_size=7), seed=st.integers(0, 2**40))
 def test_posted_ids_are_the_sampled_ones(task: str, said: list[Completion], seed: int) -> None:
     assume(any(completion.ids for completion in said))
