@@ -182,7 +182,7 @@ def _play_in_step(
     while games:
         going = []
         for game, action in zip(games, act(games), strict=True):
-            step = game.seat.env.step(np.asarray(action, dtype=np.int32))
+            step = game.seat.env.step(action)  # as it came: the environment says what is wrong with it
             game.observation, reward, terminated, truncated, game.info = step
             game.episode_return += float(reward)
             game.turns += 1
