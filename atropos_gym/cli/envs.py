@@ -9,7 +9,7 @@ from importlib import import_module
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.environment import make_env
 from atropos_gym.envs import ENVIRONMENTS
-from atropos_gym.errors import MissingData
+from atropos_gym.text_env import TextEnv
 
 __all__ = ["run", "table"]
 
@@ -19,18 +19,17 @@ HEAD = ("id", "random", "optimal", "turns", "task")
 def run(command: Command) -> int:
     """Prints the list."""
     print(table([_row(env_id) for env_id in ENVIRONMENTS], HEAD))
-    print("Scores are mean returns of an episode: exact where the task has few states, else –.")
+    print("\nMean returns of an episode; – where they are not known.")
     return 0
 
 
 def _row(env_id: str) -> tuple[str, ...]:
     module, _, name = ENVIRONMENTS[env_id].partition(":")
     task = getattr(import_module(module), name)
-    says = (inspect.getdoc(task) or "").splitlines()[0]
-    try:
-        env = make_env(env_id, {})
-    except MissingData:  # its data are not on this machine, which listing it does not need
+    says = (inspect.getdoc(task) or "").splitlines()[0].replace("`", "")
+    if task.scores is TextEnv.scores:  # none are known; making it might load data for nothing
         return env_id, "–", "–", str(task.max_turns), says
+    env = make_env(env_id, {})
     scores = dict(env.scores)
     env.close()
     return env_id, _score(scores.get("random")), _score(scores.get("optimal")), str(env.max_turns), says

@@ -6,6 +6,7 @@ What is listed nowhere here is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import errno
+import importlib
 
 from atropos_gym.errors import AtroposError
 
@@ -43,10 +44,9 @@ def need_learner() -> None:
 
     A verb that needs it says so before it spends the user's time.
     """
-    import peft  # noqa: F401
-    import stable_baselines3  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
+    # torch first: the others say in lines of their own that they miss it.
+    for module in ("torch", "transformers", "peft", "stable_baselines3"):
+        importlib.import_module(module)
 
 
 def _line(error: BaseException) -> str:

@@ -89,7 +89,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused(run("serve", "--port", str(port)), str(port), "--port")
+        refused(run("serve", "--port", str(port)), str(port), "another port")
 
 
 def test_a_run_of_the_same_name_is_not_overwritten(run: Run) -> None:
