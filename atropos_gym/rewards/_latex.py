@@ -16,7 +16,7 @@ _LAYOUT = re.compile(
 _DEGREES = re.compile(r"(?<=[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b|\u00b0)(?!\s*[CF]\b)")
 _CURRENCY = re.compile(r"\\?\$|[\u00a2\u00a3\u00a5\u20ac]|\\pounds\b|\\euro\b")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|\{,\})(?=\d{3}(?!\d))")
-_BLANKS = re.compile(r"\\(?:[,;: ]|quad\b|qquad\b)|~")
+_BLANKS = re.compile(r"(?<!\\)\\(?:[,;: ]|quad\b|qquad\b)|~")  # not the end of a matrix row: two backslashes
 _SAME: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (

@@ -108,7 +108,7 @@ def test_ids_are_registered_once() -> None:
     [
         "import gymnasium; gymnasium.make('atropos_gym:atropos/Blackjack-v0').reset(seed=0)",
         "import gymnasium, atropos_gym; gymnasium.make('atropos/Blackjack-v0').reset(seed=0)",
-        "import pickle, sys, gymnasium as gym; gym.make(pickle.loads(bytes.fromhex(sys.argv[1]))).reset(seed=0)",
+        "import pickle, sys, gymnasium as g; g.make(pickle.loads(bytes.fromhex(sys.argv[1]))).reset(seed=0)",
     ],
     ids=["module form", "after import", "pickled spec"],
 )

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.parsing import ParsedAction
@@ -414,6 +415,11 @@ def test_a_mistake_is_one_line_with_a_remedy(arguments: tuple[Any, ...], message
     with pytest.raises(ConfigError, match=message) as caught:
         GymTextEnv(simulator, **keywords)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env_id", ["Taxi-v4", "FrozenLake-v1", "Blackjack-v1"])
+def test_gymnasiums_checker_passes_for_one_wrapped_by_hand(env_id: str) -> None:
+    check_env(GymTextEnv(gymnasium.make(env_id)), skip_render_check=True)
 
 
 def test_keywords_for_an_id_are_refused_beside_an_environment() -> None:
