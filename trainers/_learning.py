@@ -96,7 +96,7 @@ def learn(
     finally:
         source.close(finished=finished)
         if finished and model.server is not None:
-            model._new_run()  # the server has closed this run: whoever goes on is another one
+            model._run_over = True
 
 
 class _Run:
@@ -404,8 +404,12 @@ def _remote(model: GRPO, updates: int | None) -> ServerSource:
     from atropos_gym.batch_server.client import BatchClient
 
     assert model.server is not None
+    if model._run_over:  # the server has closed that run: whoever goes on is another one
+        model._new_run()
     client = BatchClient(model.server)
-    registration = client.register(
+    client.register(
+        # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
+        takeover=model._n_updates > 0,
         wandb_group=model.run,
         wandb_project="atropos-gym",
         batch_size=model.groups_per_update * model.group_size,
@@ -413,7 +417,7 @@ def _remote(model: GRPO, updates: int | None) -> ServerSource:
         checkpoint_dir=str(model.run_folder),
         save_checkpoint_interval=model.checkpoint_every or 0,
         starting_step=model._n_updates,
-        num_steps=model._n_updates + (updates or 0),
+        num_steps=0 if updates is None else model._n_updates + updates,
         groups_per_update=model.groups_per_update,
         max_policy_lag=model.max_staleness,
     )
@@ -426,7 +430,6 @@ def _remote(model: GRPO, updates: int | None) -> ServerSource:
             "base_model": model.model_name,
             "tokenizer_fingerprint": model.tokenizer.fingerprint,
         },
-        trainer=getattr(registration, "uuid", None),
         checkpointing=model.checkpoint_every is not None,
     )
     published = client.policy().version

@@ -127,11 +127,10 @@ class ServerSource:
     """Leases batches from a batch server and posts versions to it. Whoever owns the engine publishes there.
 
     Args:
-        client: a ``BatchClient``.
+        client: a ``BatchClient`` that has registered.
         groups: groups of an update.
         lease_seconds: a lease is extended at a third of it, as long as the batch is being worked on.
         announcement: what each post to ``/policy`` says besides version and adapter.
-        trainer: id from ``/register``.
         checkpointing: acknowledge only what a checkpoint on disk contains.
     """
 
@@ -142,14 +141,12 @@ class ServerSource:
         groups: int,
         lease_seconds: float,
         announcement: dict[str, Any],
-        trainer: Any = None,
         checkpointing: bool = False,
     ) -> None:
         self._client = client
         self._groups = groups
         self._lease_seconds = lease_seconds
         self._announcement = announcement
-        self._trainer = trainer
         self._checkpointing = checkpointing
         self._open: list[Any] = []  # batch ids that are leased and not yet acknowledged, oldest first
         self._lock = threading.Lock()
@@ -164,7 +161,6 @@ class ServerSource:
                 groups=self._groups,
                 wait_seconds=WAIT_SECONDS,
                 lease_seconds=self._lease_seconds,
-                trainer=self._trainer,
             )
             if batch is not None:
                 with self._lock:

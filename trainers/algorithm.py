@@ -148,6 +148,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
     def _new_run(self) -> None:
         """Names this incarnation: adapters of two of them are never mistaken for each other."""
         self.run = f"run-{uuid.uuid4().hex[:8]}"
+        self._run_over = False
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Sets what is learned: whatever the constructor takes as ``env``, a server's URL included."""

@@ -219,8 +219,8 @@ def geometric_weights(logp_old_M: Tensor, logp_engine_M: Tensor, row_M: Tensor) 
 def entropy(logits_MV: Tensor) -> Tensor:
     """Returns ``H(softmax(z))`` per id in nats; ``z`` has the sampling temperature applied already."""
     logp_MV = logits_MV.log_softmax(-1)
-    # A row of -inf logits (an id that cannot be sampled) has p = 0 there, and 0 * -inf is NaN: select.
-    return -torch.where(logp_MV.isinf(), 0.0, logp_MV.exp() * logp_MV).sum(-1)
+    # An id that cannot be sampled has p = 0 and log p = -inf, whose product is NaN: select before multiplying.
+    return -(logp_MV.exp() * logp_MV.masked_fill(logp_MV.isinf(), 0.0)).sum(-1)
 
 
 def clip_fraction(

@@ -78,15 +78,17 @@ def micro_batches(rows: Sequence[Row], *, at_least: int = 1, max_ids: int = 8192
         [[1, 3], [2, 0]]
     """
     order = sorted(range(len(rows)), key=lambda k: len(rows[k].ids))
-    size = -(-len(order) // max(1, at_least)) if order else 1
+    size, larger = divmod(len(order), max(1, at_least))
     batches: list[list[int]] = []
-    for k in order:
-        current = batches[-1] if batches else None
+    cut = 0  # where the next micro-batch begins at the latest
+    for place, k in enumerate(order):
         # Sorted by length, so this row is the longest of the micro-batch it joins.
-        if current is None or len(current) >= size or (len(current) + 1) * len(rows[k].ids) > max_ids:
-            batches.append([k])
-        else:
-            current.append(k)
+        if place == cut or (len(batches[-1]) + 1) * len(rows[k].ids) > max_ids:
+            batches.append([])
+        if place == cut:
+            cut += size + (larger > 0)
+            larger -= 1
+        batches[-1].append(k)
     return batches
 
 
