@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -116,24 +116,24 @@ class Bodies:
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > self.max_bytes:
             raise self._too_large()
-        inflater = None if encoding == "identity" else _Inflater(self.max_bytes)
-        chunks: list[bytes] = []
+        inflater = None if encoding == "identity" else _Inflater()
+        pieces: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self.seconds):
                 async for chunk in _chunks(receive):
-                    plain = inflater.feed(chunk) if inflater else chunk
-                    size += len(plain)
-                    if size > self.max_bytes:
-                        raise self._too_large()
-                    chunks.append(plain)
+                    for piece in inflater.feed(chunk) if inflater else (chunk,):
+                        size += len(piece)
+                        if size > self.max_bytes:
+                            raise self._too_large()
+                        pieces.append(piece)
         except TimeoutError:
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
         except zlib.error:
             raise _Refusal(400, "invalid gzip body") from None
         if inflater and not inflater.complete:
             raise _Refusal(400, "invalid gzip body: it is cut off")
-        return b"".join(chunks)
+        return b"".join(pieces)
 
     def _too_large(self) -> _Refusal:
         return _Refusal(413, f"body is larger than {self.max_bytes} bytes")
@@ -164,27 +164,27 @@ def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
 
 
 class _Inflater:
-    """Inflates gzip members, one behind the other, and never makes more than one byte above the limit."""
+    """Inflates gzip members, one behind the other, in small pieces: whoever takes them can stop any time."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._made = 0
+    PIECE_BYTES = 2**20
+
+    def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=31)
 
-    def feed(self, chunk: bytes) -> bytes:
-        """Returns what this piece gives; raises ``zlib.error`` where it is no gzip."""
-        parts = []
-        while chunk and self._made <= self._max_bytes:
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yields what this chunk gives; raises ``zlib.error`` where it is no gzip."""
+        full = False
+        # Where a piece came out full, more of it may wait inside although all input is used up.
+        while chunk or (full and not self._stream.eof):
             if self._stream.eof:
                 chunk = chunk.lstrip(b"\0")  # padding behind the last member is legal
                 if not chunk:
-                    break
+                    return
                 self._stream = zlib.decompressobj(wbits=31)
-            part = self._stream.decompress(chunk, self._max_bytes + 1 - self._made)
-            self._made += len(part)
-            parts.append(part)
+            piece = self._stream.decompress(chunk, self.PIECE_BYTES)
+            full = len(piece) == self.PIECE_BYTES
+            yield piece
             chunk = self._stream.unused_data or self._stream.unconsumed_tail
-        return b"".join(parts)
 
     @property
     def complete(self) -> bool:

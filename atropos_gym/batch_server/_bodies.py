@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
@@ -45,6 +46,7 @@ def reply(content: object, status: int = 200) -> Response:
     return Response(to_json(content), status, media_type="application/json")
 
 
+@cache
 def schema_of(model: type[BaseModel], *, many: bool = False) -> dict[str, Any]:
     """The ``requestBody`` of a route for the OpenAPI page; the route itself reads the body."""
     schema = model.model_json_schema()

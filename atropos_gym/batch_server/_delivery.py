@@ -66,12 +66,12 @@ class BatchReply(Response):
         await _start(send, len(body), counts)
         # All but the last byte, then one empty piece that waits until the socket has taken them. A client
         # that has everything may close at once, so after the last byte its leaving would mean nothing.
-        for start in range(0, len(body) - 1, CHUNK_BYTES):
-            await _body(send, body[start : min(start + CHUNK_BYTES, len(body) - 1)], more=True)
-        await _body(send, b"", more=True)
-        await asyncio.sleep(0)  # a closed connection shows only after a turn of the loop
-        if gone():
-            return False
+        ends = [*range(CHUNK_BYTES, len(body) - 1, CHUNK_BYTES), len(body) - 1]
+        for start, end in zip([0, *ends], [*ends, len(body) - 1], strict=True):
+            await _body(send, body[start:end], more=True)
+            await _settle()
+            if gone():
+                return False
         self.desk.store.delivered(lease)
         await _body(send, body[-1:], more=False)
         return True
@@ -87,6 +87,12 @@ class BatchReply(Response):
     def _why(self) -> dict[str, str]:
         store = self.desk.store
         return {"reason": store.reason} if store.exact and store.reason else {}
+
+
+async def _settle() -> None:
+    """Gives the loop the turns that it takes from a broken connection to the watcher of this request."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 def _body_of(lease: Lease) -> bytes:

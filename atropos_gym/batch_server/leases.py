@@ -75,6 +75,9 @@ class LeaseBook:
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._number = 0
 
+    def __contains__(self, lease: Lease) -> bool:
+        return self._open.get(lease.batch_id) is lease
+
     @property
     def groups(self) -> int:
         """Groups under an open lease."""

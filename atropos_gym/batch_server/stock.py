@@ -205,12 +205,12 @@ class Stock:
 
     def delivered(self, lease: Lease) -> None:
         """Notes that the whole batch was handed over: a plain read is used up by that."""
-        if lease.seconds is None and lease.state is LeaseState.OPEN:
+        if lease.seconds is None and lease in self.leases:
             self._use(lease)
 
     def put_back(self, lease: Lease) -> None:
         """Takes a batch back that never arrived, as if it had not been formed."""
-        if lease.state is not LeaseState.OPEN:
+        if lease not in self.leases:  # it ran out on the way, or everything was reset
             return
         undo_step = lease.first and lease.step == self.step
         for unit in lease.units:

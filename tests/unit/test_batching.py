@@ -1,0 +1,148 @@
+"""Which units make a batch. The promises, held for random queues:
+
+1. the sum is exact unless the plan says that it is short,
+2. of all exact sets the oldest-first one is chosen,
+3. a set is found whenever one exists,
+4. minimums are met whenever they can be met together,
+5. draining a queue delivers every unit once, oldest first where sizes are equal.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atropos_gym.batch_server.batching import choose, choose_below, plan_batch, shares
+
+SIZES = st.lists(st.integers(1, 9), min_size=0, max_size=9)
+OWNED = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 2, None])), min_size=1, max_size=9)
+
+
+def exact_sets(sizes: list[int], total: int) -> list[tuple[int, ...]]:
+    everything = range(len(sizes))
+    sets = (chosen for count in range(len(sizes) + 1) for chosen in combinations(everything, count))
+    return [chosen for chosen in sets if sum(sizes[i] for i in chosen) == total]
+
+
+def oldest_first(chosen: tuple[int, ...], length: int) -> list[bool]:
+    """Sorts sets: one that holds an older unit comes first."""
+    return [position not in chosen for position in range(length)]
+
+
+@given(SIZES, st.integers(1, 30))
+@settings(deadline=None, max_examples=200)
+def test_chooses_the_oldest_of_all_exact_sets(sizes: list[int], total: int) -> None:
+    sets = exact_sets(sizes, total)
+    best = min(sets, key=lambda chosen: oldest_first(chosen, len(sizes)), default=None)
+    assert choose(sizes, total) == (None if best is None else list(best))
+
+
+@given(OWNED, st.integers(1, 20), st.dictionaries(st.sampled_from([0, 1, 2]), st.integers(1, 6), max_size=3))
+@settings(deadline=None, max_examples=200)
+def test_minimums_are_met_by_the_oldest_set_that_can(
+    units: list[tuple[int, int | None]], total: int, least: dict[int, int]
+) -> None:
+    sizes, owners = [size for size, _ in units], [owner for _, owner in units]
+
+    def meets(chosen: tuple[int, ...]) -> bool:
+        return all(sum(sizes[i] for i in chosen if owners[i] == o) >= count for o, count in least.items())
+
+    sets = [chosen for chosen in exact_sets(sizes, total) if meets(chosen)]
+    best = min(sets, key=lambda chosen: oldest_first(chosen, len(sizes)), default=None)
+    assert choose(sizes, total, owners, least) == (None if best is None else list(best))
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=9), st.integers(9, 30))
+@settings(deadline=None, max_examples=100)
+def test_a_short_set_holds_the_oldest_and_is_the_largest_below(sizes: list[int], total: int) -> None:
+    chosen = choose_below(sizes, total)
+    reachable = [
+        sum(sizes[i] for i in candidate)
+        for below in range(total)
+        for candidate in exact_sets(sizes, below)
+        if 0 in candidate
+    ]
+    assert chosen[0] == 0
+    assert sum(sizes[i] for i in chosen) == max(reachable)
+
+
+@given(OWNED, st.integers(6, 12), st.dictionaries(st.sampled_from([0, 1, 2]), st.floats(0, 1), max_size=3))
+@settings(deadline=None, max_examples=150)
+def test_draining_delivers_every_unit_once(
+    units: list[tuple[int, int | None]], batch_size: int, minimums: dict[int, float]
+) -> None:
+    queue, delivered = list(enumerate(units)), []
+    while True:
+        sizes, owners = [size for _, (size, _) in queue], [owner for _, (_, owner) in queue]
+        plan = plan_batch(sizes, owners, batch_size, minimums=minimums, overdue=True)
+        if not plan.chosen:
+            assert plan.reason
+            break
+        assert len(set(plan.chosen)) == len(plan.chosen)
+        taken = sum(sizes[i] for i in plan.chosen)
+        assert taken == batch_size if not plan.short else 0 < taken < batch_size
+        delivered += [queue[i] for i in plan.chosen]
+        queue = [one for i, one in enumerate(queue) if i not in plan.chosen]
+    # Nothing lost, nothing twice; what is left is less than a batch, because overdue units go out short.
+    assert sorted(delivered + queue) == sorted(enumerate(units))
+    assert sum(size for _, (size, _) in queue) < batch_size
+
+
+@given(st.integers(1, 8), st.integers(1, 20), st.integers(1, 4))
+@settings(deadline=None, max_examples=50)
+def test_equal_units_go_out_first_in_first_out(size: int, count: int, per_batch: int) -> None:
+    plan = plan_batch([size] * count, [None] * count, size * per_batch)
+    assert plan.chosen == (tuple(range(per_batch)) if count >= per_batch else ())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "chosen"),
+    [
+        ([4] * 6 + [6], 8, (0, 1)),
+        ([3, 3, 2] * 3, 8, (0, 1, 2)),
+        ([16] + [4] * 8, 8, (1, 2)),  # the large one is refused at the door; here it is passed over
+        ([4, 4, 8, 8, 4], 12, (0, 1, 4)),
+        ([4] * 6, 10, ()),
+    ],
+)
+def test_queues_on_which_the_original_stands_still(
+    sizes: list[int], batch_size: int, chosen: tuple[int, ...]
+) -> None:
+    assert plan_batch(sizes, [None] * len(sizes), batch_size).chosen == chosen
+
+
+def test_exact_batches_are_never_short() -> None:
+    plan = plan_batch([4] * 6, [None] * 6, 10, exact=True, overdue=True)
+    assert plan.chosen == ()
+    assert plan.reason == "no groups sum to 10"
+    assert plan.stuck
+
+
+def test_an_overdue_unit_goes_out_though_others_would_sum_up() -> None:
+    sizes = [3, 4, 4, 4]
+    waiting = plan_batch(sizes, [None] * 4, 8)
+    assert (waiting.chosen, waiting.stuck) == ((1, 2), True)
+    overdue = plan_batch(sizes, [None] * 4, 8, overdue=True)
+    assert (overdue.chosen, overdue.short) == ((0, 1), True)
+
+
+def test_minimums_that_cannot_all_be_met_give_way_from_the_last() -> None:
+    half = {0: 0.5, 1: 0.5, 2: 0.5}
+    assert plan_batch([4, 4, 4], [0, 1, 2], 8, minimums=half).chosen == (0, 1)
+    turned = {2: 0.5, 0: 0.5, 1: 0.5}
+    assert plan_batch([4, 4, 4], [0, 1, 2], 8, minimums=turned).chosen == (0, 2)
+
+
+def test_shares_shrink_in_proportion_and_ask_for_no_more_than_there_is() -> None:
+    assert shares({0: 0.5, 1: 0.25}, {0: 8, 1: 1}, 8) == {0: 4, 1: 1}
+    assert shares({0: 1.0, 1: 1.0}, {0: 8, 1: 8}, 8) == {0: 4, 1: 4}
+    assert shares({0: 0.01}, {0: 8}, 8) == {}
+    assert shares({0: 0.5}, {}, 8) == {}
+
+
+def test_a_long_queue_is_planned_without_a_search_per_unit() -> None:
+    assert choose([6, 4] * 5000, 8) == [1, 3]
+    assert choose([4] * 10_000, 6) is None
