@@ -113,6 +113,7 @@ class EnvironmentService:
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
         self._published: list[int] = []
+        self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
         self._news = asyncio.Event()
 
@@ -269,8 +270,14 @@ class EnvironmentService:
         if not wanted:
             await self._wait(LOOK_AGAIN)
             return
-        # Several services together make one batch: each plays its share, then they look again.
+        # Several services together make one batch: each plays its share, and only when the others have had
+        # time for theirs does it help with the rest.
         share = ceil(wanted * status.get("env_weight", 1.0))
+        if share < wanted and self._shared == self.version:
+            self._shared = None
+            await self._wait(LOOK_AGAIN)
+            return
+        self._shared = self.version
         at_once = max(1, self.collector.concurrency // self.collector.group_size)
         await self._post(client, await self.collector.acollect(min(share, at_once)))
 

@@ -253,6 +253,29 @@ def test_every_environment_is_closed_in_the_end() -> None:
 # -- faults and accounting ------------------------------------------------------------------------------
 
 
+def test_an_environment_that_cannot_be_made_again_costs_only_its_groups() -> None:
+    made = []
+
+    def factory() -> Countdown:
+        if len(made) == 2:
+            raise OSError("no more licences")
+        made.append(Countdown())
+        return made[-1]
+
+    collector = collector_of(
+        saying("ja", delay=lambda number: asyncio.sleep(0)),
+        factory,
+        group_size=2,
+        on_partial="keep",
+        concurrency=4,
+    )
+    assert len(collector.collect(3)) == 3
+    assert collector.report["failed"]["env: OSError"] >= 1
+    assert collector.report["messages"]["env: OSError"] == "no more licences"
+    assert adds_up(collector.report)
+    collector.close()
+
+
 def test_one_crash_costs_one_group_and_another_takes_its_place() -> None:
     engine = ScriptedEngine(lambda prompt, params, number: say("crash" if number == 2 else "ja"))
     collector = collector_of(engine, Closing, concurrency=4)
@@ -494,6 +517,16 @@ def test_filters_are_counted_by_name() -> None:
     assert [group.number for group in collector.collect(3)] == [1, 5, 7]
     assert collector.report["filtered"] == {"odd": 4, "not_three": 1}
     assert adds_up(collector.report)
+    collector.close()
+
+
+def test_a_filter_that_raises_fails_the_group_by_name() -> None:
+    def strict(group: EpisodeGroup) -> bool:
+        raise LookupError("no such key")
+
+    collector = collector_of(saying("ja"), filters=[strict], concurrency=1)
+    with pytest.raises(CollectionFailed, match=r"filter strict: LookupError \(no such key\)"):
+        collector.collect(1)
     collector.close()
 
 

@@ -15,11 +15,13 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atropos_gym.engines import Completion, ScriptedEngine
+from atropos_gym.errors import CollectionFailed
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.wire import ScoredDataGroup
 from tests.unit.rollout_cases import END, Countdown, Restarting, exactly
@@ -149,6 +151,43 @@ def test_completions_that_do_not_fit_together_never_get_into_a_row(
     assert len(collector.collect(1)) == 1
     assert collector.report["failed"] == {"broken ids": 1}
     assert problem in collector.report["messages"]["broken ids"]
+    collector.close()
+
+
+class Meddling(Countdown):
+    """Hands out observations that are not what the contract says, one way each."""
+
+    def __init__(self, how: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.how = how
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.how == "rewrites" and not terminated:
+            observation[4] += 1
+        elif self.how == "forgets" and not terminated:
+            observation = observation[:3]
+        elif self.how == "adds at the end" and terminated:
+            observation = np.append(observation, np.int32(END))
+        elif self.how == "skips a segment" and not terminated:
+            info["segment"] += 2
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ("rewrites", "prompt rewrote ids of its segment: position 4 is 164 in one and 165 in the other"),
+        ("forgets", "prompt rewrote ids of its segment: position 3 is in one only"),
+        ("adds at the end", "the last observation has"),
+        ("skips a segment", "segment went from 0 to 2"),
+    ],
+)
+def test_an_environment_that_changes_ids_is_found_out(how: str, problem: str) -> None:
+    engine = exactly([Completion((104, 105, END), (-0.1, -0.2, -0.3), "stop")])
+    collector = GroupCollector(lambda: Meddling(how), engine, group_size=2, options={"turns": 2})
+    with pytest.raises(CollectionFailed, match=f"broken ids .{problem}"):
+        collector.collect(1)
     collector.close()
 
 
