@@ -8,7 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples in every run; a failure is printed, not kept in a folder of the tree.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 TOOLS = Path(__file__).parent / "tools"
 

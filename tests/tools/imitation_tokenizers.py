@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 CHATML = (
@@ -56,15 +57,23 @@ DATED = "{{ '<|im_start|>system\\n' + strftime_now('%Y-%m-%d') + '<|im_end|>\\n'
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<think>", "</think>", "<tool_response>", "</tool_response>"]
-_CORPUS = ["Hello world, guess a digit from 0 to 9. Too low! Too high!", "user assistant system tool\n\n"] * 4
+_CORPUS = [
+    "Hello world, guess a digit from 0 to 9. Too low! Too high!",
+    "user assistant system tool\n\n",
+    "xx xx xx",
+] * 4
 
 
-def tiny_tokenizer(template: str | None = CHATML, headers: bool = False) -> Any:
+HEADER_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+HARMONY_TOKENS = ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>")
+
+
+def tiny_tokenizer(template: str | None = CHATML, special: Sequence[str] = ()) -> Any:
     """Returns a transformers tokenizer: ids 0-2 special, then bytes and some merges, then tags.
 
     Args:
         template: its chat template.
-        headers: add ``<|system|> <|user|> <|assistant|> <|tool|>`` as special tokens.
+        special: further special tokens; their ids are the last ones, in order.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -80,8 +89,7 @@ def tiny_tokenizer(template: str | None = CHATML, headers: bool = False) -> Any:
     )
     backend.train_from_iterator(_CORPUS, trainer)
     backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
-    if headers:
-        backend.add_special_tokens(["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"])
+    backend.add_special_tokens(list(special))
     hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     hf.chat_template = template
     return hf

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atropos_gym._plain_encoding import ControlText
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import ToolCall
 from atropos_gym.rendering import ChatRenderer, chat_renderer
@@ -187,26 +188,80 @@ def test_tool_schemas_are_untrusted_text() -> None:
 
 
 def test_a_header_that_ends_a_turn_is_not_repeated() -> None:
-    renderer = ChatRenderer(imitation.tiny_tokenizer(imitation.HEADERS, headers=True), stop_ids=_headers())
-    ids = dict(zip(("system", "user", "assistant", "tool"), _headers(all_of_them=True), strict=True))
+    hf = imitation.tiny_tokenizer(imitation.HEADERS, imitation.HEADER_TOKENS)
+    _, user_id, _, tool_id = hf.convert_tokens_to_ids(list(imitation.HEADER_TOKENS))
+    renderer = ChatRenderer(hf, stop_ids=[user_id, tool_id])
     assert renderer.report["user"]["close_kind"] == "header"
-    bridge = renderer.bridge([50, ids["user"]], [user("More")])
+    bridge = renderer.bridge([50, user_id], [user("More")])
     assert renderer.tokenizer.decode(bridge) == "\nMore<|assistant|>\n"
-    assert renderer.bridge([50], [user("More")]) == [ids["user"], *bridge]
-    with pytest.raises(NewSegment, match=str(ids["tool"])):
-        renderer.bridge([50, ids["user"]], [{"role": "tool", "content": "42"}])
+    assert renderer.bridge([50], [user("More")]) == [user_id, *bridge]
+    with pytest.raises(NewSegment, match=str(tool_id)):
+        renderer.bridge([50, user_id], [{"role": "tool", "content": "42"}])
     prompt, opens = renderer.advance(
-        [1], [50, ids["user"]], [user("a"), assistant("b")], [{"role": "tool", "content": "42"}]
+        [1], [50, user_id], [user("a"), assistant("b")], [{"role": "tool", "content": "42"}]
     )
     assert opens
     assert renderer.tokenizer.decode(prompt) == "<|user|>\na<|assistant|>\nb<|tool|>\n42<|assistant|>\n"
-    assert renderer.say("b")[-1] == ids["user"]
+    assert renderer.say("b")[-1] == user_id
 
 
-def _headers(all_of_them: bool = False) -> list[int]:
-    hf = imitation.tiny_tokenizer(headers=True)
-    ids = hf.convert_tokens_to_ids(["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"])
-    return ids if all_of_them else [ids[1], ids[3]]
+def _harmony() -> tuple[ChatRenderer, dict[str, int]]:
+    hf = imitation.tiny_tokenizer(cases.DATA["templates"]["harmony"], imitation.HARMONY_TOKENS)
+    tokens = imitation.HARMONY_TOKENS
+    ids = dict(zip((t.strip("<|>") for t in tokens), hf.convert_tokens_to_ids(list(tokens)), strict=True))
+    return ChatRenderer(hf, stop_ids=[ids["return"], ids["call"]]), ids
+
+
+def test_a_close_that_differs_in_history_is_not_added_to_a_sampled_end() -> None:
+    renderer, ids = _harmony()
+    assert renderer.report["user"]["close_kind"] == "history_close_differs"
+    after = renderer.bridge([50, ids["return"]], [user("More")])
+    assert renderer.tokenizer.decode(after) == "<|start|>user<|message|>More<|end|><|start|>assistant"
+    assert renderer.bridge([50], [user("More")]) == [ids["end"], *after]
+    said = "<|channel|>final<|message|>Ok"
+    assert renderer.say(said)[-1] == ids["return"]
+    reply = renderer.reply(renderer.say(said))
+    assert (reply.text, reply.content, reply.thinking, reply.complete) == (said, "Ok", None, True)
+
+
+def test_a_tool_result_that_needs_a_call_gets_one_and_stands_without_it() -> None:
+    renderer, ids = _harmony()
+    result = {"role": "tool", "name": "f", "content": "42 <|call|>"}
+    assert renderer.report["tool"]["close_kind"] == "tool_call"
+    after = renderer.bridge([50, ids["call"]], [result])
+    assert renderer.tokenizer.decode(after) == (
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42 <|call|><|end|>"
+        "<|start|>assistant"
+    )
+    assert ids["call"] not in after
+    assert renderer.bridge([50], [result]) == [ids["call"], *after]
+    reply = renderer.reply(
+        [*TINY.tokenizer.encode(" to=functions.f"), ids["channel"], ids["message"], ids["call"]]
+    )
+    assert reply.tool_calls == (ToolCall("f", {"": ""}),)
+
+
+def test_roles_that_must_alternate_are_reported_and_refused_by_name() -> None:
+    renderer = ChatRenderer(
+        imitation.tiny_tokenizer(
+            cases.DATA["templates"]["turns_no_system"].replace("{{ bos_token }}", ""),
+            ("<start_of_turn>", "<end_of_turn>"),
+        )
+    )
+    assert renderer.report["roles_alternate"]
+    assert renderer.report["history_keeps"] == {
+        "plain": True,
+        "whitespace": False,
+        "thinking": True,
+        "empty": True,
+    }
+    with pytest.raises(TemplateError, match="refuses roles user, user.*alternate"):
+        renderer.prompt([user("a"), user("b")])
+    with (
+        pytest.raises(TemplateError, match="needs a user message behind it"),
+        pytest.warns(UserWarning, match="no system message"),
+    ):
+        renderer.prompt([{"role": "system", "content": "S"}])
 
 
 # --- refusals, each naming template, role and remedy ---
@@ -221,6 +276,66 @@ def test_a_template_that_ignores_the_generation_prompt_is_refused() -> None:
     ignoring = imitation.CHATML.partition("{% if add_generation_prompt")[0]
     with pytest.raises(TemplateError, match="ignores add_generation_prompt"):
         ChatRenderer(imitation.tiny_tokenizer(ignoring))
+
+
+def test_a_turn_that_ends_without_a_token_boundary_is_refused() -> None:
+    glued = imitation.CHATML.replace("m.content + '<|im_end|>", "m.content + 'x<|im_end|>")
+    with pytest.raises(TemplateError, match="without a token boundary before 'x"):
+        ChatRenderer(imitation.tiny_tokenizer(glued))
+
+
+def test_ids_inside_a_turn_do_not_end_it() -> None:
+    """A generation config may name them all the same: they are left out where the template shows it."""
+    thinks = imitation.CHATML.replace("m.content", "(m.thinking + '<|endoftext|>' if m.thinking) + m.content")
+    hf = imitation.tiny_tokenizer(thinks.replace("if m.thinking)", "if m.thinking else '')"))
+    hf.eos_token = "<|endoftext|>"
+    assert ChatRenderer(hf).stop_ids == (END,)
+    plain = imitation.tiny_tokenizer()
+    plain.eos_token = "<|endoftext|>"
+    assert ChatRenderer(plain).stop_ids == (END, 0)
+
+
+def test_a_close_that_only_a_next_message_shows_is_found() -> None:
+    late = (
+        "{% for m in messages %}{{ ('' if loop.first else '<|im_end|>\\n') + '<|im_start|>' + m.role + '\\n' "
+        "+ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_end|>\\n<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    renderer = ChatRenderer(imitation.tiny_tokenizer(late))
+    assert renderer.report["user"]["close"] == END
+    bridge = renderer.tokenizer.decode(renderer.bridge([END], [user("More")]))
+    assert bridge == "\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_tool_role_written_as_the_assistants_is_refused() -> None:
+    shy = imitation.CHATML.replace("m.role", "('user' if m.role == 'user' else 'assistant')")
+    with pytest.raises(TemplateError, match="'tool' as an assistant's turn"):
+        ChatRenderer(imitation.tiny_tokenizer(shy), tool_role="tool")
+
+
+def test_a_tokenizer_of_another_kind_has_no_template() -> None:
+    class Words:
+        name, rows, fingerprint = "words", 3, "sha256:0"
+
+        def __len__(self) -> int:
+            return 3
+
+        def encode(self, text: str) -> list[int]:
+            return []
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return ""
+
+    with pytest.raises(ConfigError, match="'words'.*no chat template"):
+        ChatRenderer(Words())
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "user"}, {"content": "x"}, {"role": "robot", "content": "x"}], ids=str
+)
+def test_a_message_without_role_or_content_is_named(message: Any) -> None:
+    with pytest.raises(TemplateError, match="role"):
+        TINY.prompt([message])
 
 
 def test_a_tokenizer_without_template_is_refused() -> None:
@@ -507,7 +622,8 @@ def _controls(renderer: ChatRenderer, ids: Sequence[int]) -> list[int]:
 def test_a_rendering_reads_as_the_template_wrote_it(name: str, text: str) -> None:
     renderer = RENDERERS[name]
     decoded = renderer.tokenizer.decode(renderer.prompt([user(text)]))
-    assert (text.strip() if name == "trims" else text) in decoded
+    seen = text if name == "bytes" else ControlText.unmark(text)  # the two characters of marks are removed
+    assert (seen.strip() if name == "trims" else seen) in decoded
 
 
 @given(data=st.data(), name=NAMES)

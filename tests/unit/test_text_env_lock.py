@@ -304,6 +304,8 @@ def test_11d_missing_methods_are_named() -> None:
     env = TextEnv()
     with pytest.raises(NotImplementedError, match=r"begin\(self, options\)"):
         env.reset()
+    with pytest.raises(NotImplementedError, match=r"respond\(self, reply\)"):
+        env.respond(Reply("x", "x"))
 
 
 def test_12_subclasses_may_have_an_init() -> None:
