@@ -52,11 +52,9 @@ def place(rows: Sequence[Sequence[Any]], position: int) -> tuple[int, int]:
     >>> place([[5, 6, 7], [8]], 3)
     (1, 0)
     """
-    for row, values in enumerate(rows):
-        if position < len(values):
-            return row, position
-        position -= len(values)
-    raise IndexError(position)
+    ends = np.cumsum([len(values) for values in rows])
+    row = int(np.searchsorted(ends, position, side="right"))
+    return row, position - int(ends[row] - len(rows[row]))
 
 
 def check_lengths(name: str, rows: Sequence[Sequence[Any]], lengths: list[int]) -> None:

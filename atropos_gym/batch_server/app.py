@@ -35,9 +35,8 @@ def create_app(
     Returns:
         The application. Its ``state.desk.close()`` lets every held request answer at once.
 
-    >>> app = create_app()
-    >>> sorted(route.path for route in app.routes if route.path.startswith("/scored"))
-    ['/scored_data', '/scored_data_list']
+    >>> create_app(MemoryStore(), Limits(max_body_bytes=2**20)).state.desk.store.limits.max_body_bytes
+    1048576
     """
     store = MemoryStore(limits) if store is None else store
     if limits is not None:

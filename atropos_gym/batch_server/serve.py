@@ -29,6 +29,9 @@ __all__ = ["ServerProcess", "serve"]
 READY = "Batch server ready on "
 """How the line begins that says where the server is."""
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open: longer than clients keep theirs, so that they close it."""
+
 STOP_SECONDS = 1.0
 """How long requests in progress may take once the server is told to stop."""
 
@@ -82,6 +85,7 @@ def serve(
         app,
         log_level=log_level,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,  # type: ignore[arg-type]  # asyncio takes fractions
         lifespan="off",
         server_header=False,

@@ -13,6 +13,7 @@ import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
 from atropos_gym.batch_server._asgi import _Inflater
+from atropos_gym.batch_server.clock import SystemClock
 from atropos_gym.batch_server.limits import Limits
 
 
@@ -245,6 +246,22 @@ def test_bodies_that_cannot_be_read(path: str, content: bytes, headers: dict[str
     assert reply.status_code == status, reply.text
     assert "detail" in reply.json()
     assert server.get("/status")["queue_size"] == 0
+
+
+def test_a_sequence_longer_than_the_trainers_limit_is_named(started: LocalServer) -> None:
+    long = {"tokens": [[1], [1] * 65], "masks": [[1], [1] * 65], "scores": [0.0, 0.0]}
+    refused = started.post("/scored_data", long, status=422)
+    assert refused["detail"] == [
+        {
+            "type": "too_long",
+            "loc": ["body", "tokens", 1],
+            "msg": "sequence has 65 tokens, max_token_len is 64",
+        }
+    ]
+
+
+def test_a_body_where_none_is_wanted_is_ignored(started: LocalServer) -> None:
+    assert started.call("GET", "/batch", content=b"{}").json() == {"batch": None}
 
 
 def test_gzip_comes_in_members_and_in_pieces(started: LocalServer) -> None:
@@ -502,6 +519,18 @@ def test_a_client_that_leaves_with_the_last_byte_has_had_its_batch(started: Loca
     assert started.get("/status")["queue_size"] == 0
 
 
+def test_the_systems_clock_waits_for_the_event_or_the_time() -> None:
+    async def work() -> None:
+        clock, event = SystemClock(), asyncio.Event()
+        before = clock.time()
+        await clock.wait(event, 0.001)
+        assert clock.time() >= before
+        event.set()
+        await clock.wait(event, 3600)
+
+    asyncio.run(work())
+
+
 # Leases.
 
 
@@ -541,6 +570,8 @@ def test_groups_and_partial(started: LocalServer) -> None:
     assert started.tags(groups=2) is None
     assert started.tags(groups=2, partial=True) == [3.0]
     assert started.tags(groups=2, partial=True) is None
+    started.send(3)
+    assert started.tags(partial=True) is None, "partial counts groups, and nobody said how many"
 
 
 def test_groups_per_update_shows_in_info_and_status_env(server: LocalServer) -> None:

@@ -189,6 +189,22 @@ def test_an_expired_lease_cannot_be_acked_once_its_groups_are_leased_again() -> 
         store.ack(old.batch_id)
 
 
+def test_an_expired_lease_can_be_given_back_or_dropped_while_no_one_has_its_groups() -> None:
+    store = make_store()
+    add(store), add(store)
+    first = leased(store)
+    store.tick(NOW + 61)
+    assert store.nack(first.batch_id, drop=False).state == "requeued"
+    with pytest.raises(Conflict, match="was requeued: it cannot be extended"):
+        store.extend(first.batch_id, 60, NOW + 61)
+    second = leased(store, now=NOW + 61)
+    store.tick(NOW + 122)
+    assert store.nack(second.batch_id, drop=True).state == "dropped"
+    assert store.status()["queue_size"] == 0
+    with pytest.raises(Conflict, match="was dropped: it cannot be given back"):
+        store.nack(second.batch_id, drop=False)
+
+
 def test_extend_keeps_a_lease_and_takes_an_expired_one_back() -> None:
     store = make_store()
     add(store), add(store)
