@@ -24,6 +24,7 @@ _PUBLIC = {
     "Feedback": "atropos_gym.messages",
     "GRPO": "atropos_gym.trainers.grpo",
     "GroupCollector": "atropos_gym.rollout.collector",
+    "GroupSession": "atropos_gym.rollout.conversation",
     "GymTextEnv": "atropos_gym.wrappers.gym_text_env",
     "Message": "atropos_gym.messages",
     "Reply": "atropos_gym.messages",

@@ -168,6 +168,10 @@ def plan_batch(
         chosen = choose(sizes, batch_size)
     passed_over = not chosen or chosen[0] != 0
     if passed_over and overdue and not exact:
+        # An exact batch with the oldest unit is better than a short one, though a minimum gives way for it.
+        with_oldest = choose(sizes, batch_size)
+        if with_oldest and with_oldest[0] == 0:
+            return Plan(chosen=tuple(with_oldest))
         below = choose_below(sizes, batch_size)
         return Plan(chosen=tuple(below), short=True)
     if chosen is None:

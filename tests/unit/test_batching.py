@@ -91,6 +91,14 @@ def test_draining_delivers_every_unit_once(
     assert sum(size for _, (size, _) in queue) < batch_size
 
 
+def test_an_overdue_unit_that_fills_a_batch_goes_out_in_an_exact_one_though_a_minimum_gives_way() -> None:
+    units = [(6, 0), (1, 0), (1, 0), (1, 0), (1, 0), (2, 1)]
+    sizes, owners = [size for size, _ in units], [owner for _, owner in units]
+    assert plan_batch(sizes, owners, 6, minimums={1: 1.0}).chosen == (1, 2, 3, 4, 5)
+    plan = plan_batch(sizes, owners, 6, minimums={1: 1.0}, overdue=True)
+    assert (plan.chosen, plan.short) == ((0,), False)
+
+
 @given(st.integers(1, 8), st.integers(1, 20), st.integers(1, 4))
 @settings(deadline=None, max_examples=50)
 def test_equal_units_go_out_first_in_first_out(size: int, count: int, per_batch: int) -> None:
