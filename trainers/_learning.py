@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import update_learning_rate
 
-from atropos_gym.engines.base import SamplingParams
-from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.errors import EngineError
 from atropos_gym.trainers._parts import MetricsFile, Phases
-from atropos_gym.trainers._sources import GroupSource, LocalSource, ServerSource
-from atropos_gym.trainers._tasks import Task
+from atropos_gym.trainers._sources import GroupSource, open_local, open_server
 from atropos_gym.trainers.batches import Batch, Row, read_batch
-from atropos_gym.trainers.entropy import AnswerTrie
 from atropos_gym.trainers.merging import merge_rows
 from atropos_gym.trainers.scoring import adapter_off, score_rows
 from atropos_gym.trainers.slope import slope_test
 from atropos_gym.trainers.update import Accumulated, accumulate, alignment_of, totals_of
+from atropos_gym.wire import ScoredDataGroup
 
 if TYPE_CHECKING:
     from atropos_gym.trainers.grpo import GRPO
     from atropos_gym.trainers.packing import MicroBatch
 
-__all__ = ["answers_of", "check_settings", "interleave", "learn", "lesson_bar", "sample", "trainable"]
+__all__ = ["learn"]
 
 #: Versions whose folders are kept at least: one that was just announced is not yet held by anyone.
 KEPT_VERSIONS = 4
@@ -41,28 +37,6 @@ KEPT_VERSIONS = 4
 ALIGNMENT_WARNING = (1e-4, 1e-3)
 
 Metrics = dict[str, float]
-_Item = TypeVar("_Item")
-
-
-def check_settings(model: GRPO) -> None:
-    """Refuses settings that cannot work."""
-    at_least_one = ("group_size", "groups_per_update", "concurrency", "n_epochs", "sub_batches")
-    for name in at_least_one:
-        if getattr(model, name) < 1:
-            raise ConfigError(f"{name} must be >= 1, got {getattr(model, name)}")
-    if model.group_size < 2:
-        raise ConfigError("group_size must be >= 2: a group of one has no baseline")
-    for name in ("max_staleness", "warm_up_updates", "kl_coef", "weight_decay"):
-        if getattr(model, name) < 0:
-            raise ConfigError(f"{name} must be >= 0, got {getattr(model, name)}")
-    if not model.temperature > 0:
-        raise ConfigError(f"temperature must be > 0, got {model.temperature}: greedy samples teach nothing")
-    if model.checkpoint_every is not None and model.checkpoint_every < 1:
-        raise ConfigError(f"checkpoint_every must be >= 1 or None, got {model.checkpoint_every}")
-    if model._entropy[1] not in ("ids", "answers"):
-        raise ConfigError(
-            f'entropy must be a number or (coefficient, "ids" | "answers"), got {model.entropy!r}'
-        )
 
 
 # -- the run -------------------------------------------------------------------------------------------
@@ -84,7 +58,7 @@ def learn(
     turns = total_timesteps or (updates or 0) * model.groups_per_update * model.group_size
     total, callback = model._setup_learn(turns, callback, reset_num_timesteps, tb_log_name, progress_bar)
     run = _Run(model, callback, total if updates is None else None, updates, log_interval)
-    source = _open_source(model, updates)
+    source = open_local(model) if model.server is None else open_server(model, updates)
     finished = False
     try:
         callback.on_training_start({"total_timesteps": total}, globals())
@@ -154,7 +128,7 @@ class _Run:
         with phases.phase("collect"):
             groups = source.next()
         if model.deterministic:
-            groups.sort(key=lambda group: (group.tokens, group.scores))
+            groups.sort(key=_place)  # as they were started, not as they were finished
         with phases.phase("read"):
             batch = read_batch(groups, model.row_rules())
             if not self._tell_turns(batch):
@@ -288,7 +262,7 @@ class _Run:
         if mean > ALIGNMENT_WARNING[0] or largest > ALIGNMENT_WARNING[1]:
             self.warned = True
             warnings.warn(
-                f"engine and learner disagree on sampled logprobs by {mean:.1e} in the mean and {largest:.1e} at "
+                f"engine and learner disagree on sampled logprobs by {mean:.1e} in the mean, {largest:.1e} at "
                 "most: do both have the same weights, dtype and temperature?",
                 stacklevel=2,
             )
@@ -346,6 +320,12 @@ class _Run:
             model.dump_logs()
 
 
+def _place(group: ScoredDataGroup) -> tuple[int, int, list[list[int]]]:
+    """Where a group stands in a fixed order: by environment and number, else by its ids."""
+    number = (group.group_overrides or {}).get("number")
+    return group.env_id or 0, -1 if number is None else int(number), group.tokens
+
+
 def _rollout(batch: Batch) -> Metrics:
     """Mean return, length and success of the episodes that came in."""
     returns = [sum(e.turn_rewards) if e.turn_rewards else e.score for e in batch.played]
@@ -358,167 +338,3 @@ def _rollout(batch: Batch) -> Metrics:
     if successes:
         metrics["rollout/success_rate"] = float(np.mean(successes))
     return metrics
-
-
-# -- where batches come from ---------------------------------------------------------------------------
-
-
-def _open_source(model: GRPO, updates: int | None) -> GroupSource:
-    return _local(model) if model.server is None else _remote(model, updates)
-
-
-def _local(model: GRPO) -> LocalSource:
-    """A collector per task that plays with the learner's own engine."""
-    from atropos_gym.rollout.collector import GroupCollector
-
-    parts, engine = model._parts, model.engine
-    if len(model.group_numbers) != len(parts.tasks):
-        model.group_numbers = [0] * len(parts.tasks)
-    sampling = SamplingParams(max_tokens=model.action_space.max_length, temperature=model.temperature)
-    collectors = [
-        GroupCollector(
-            task.source,
-            engine,
-            group_size=model.group_size,
-            concurrency=model.concurrency,
-            sampling=sampling,
-            seed=(model.seed or 0) + k,
-            common_random_numbers=model.common_random_numbers,
-            env_kwargs=task.env_kwargs,
-            **model.collector_kwargs,
-        )
-        for k, task in enumerate(parts.tasks)
-    ]
-    return LocalSource(
-        collectors,
-        [task.weight for task in parts.tasks],
-        model.groups_per_update,
-        model.group_numbers,
-        publish=lambda version, folder: parts.sync(engine.publish(version, folder)),
-        live=lambda: set(getattr(engine, "live_versions", ())),
-    )
-
-
-def _remote(model: GRPO, updates: int | None) -> ServerSource:
-    """Registers with the batch server and posts the first version there."""
-    from atropos_gym.batch_server.client import BatchClient
-
-    assert model.server is not None
-    if model._run_over:  # the server has closed that run: whoever goes on is another one
-        model._new_run()
-    client = BatchClient(model.server)
-    client.register(
-        # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
-        takeover=model._n_updates > 0,
-        wandb_group=model.run,
-        wandb_project="atropos-gym",
-        batch_size=model.groups_per_update * model.group_size,
-        max_token_len=model.observation_space.max_length,
-        checkpoint_dir=str(model.run_folder),
-        save_checkpoint_interval=model.checkpoint_every or 0,
-        starting_step=model._n_updates,
-        num_steps=0 if updates is None else model._n_updates + updates,
-        groups_per_update=model.groups_per_update,
-        max_policy_lag=model.max_staleness,
-    )
-    source = ServerSource(
-        client,
-        groups=model.groups_per_update,
-        lease_seconds=model.lease_seconds,
-        announcement={
-            "run": model.run,
-            "base_model": model.model_name,
-            "tokenizer_fingerprint": model.tokenizer.fingerprint,
-        },
-        checkpointing=model.checkpoint_every is not None,
-    )
-    published = client.policy().version
-    if published is not None or model.version > 0:
-        model.version = max(model.version, published or 0) + 1
-    source.announce(model.version, model.save_version() if model.version > 0 else None)
-    return source
-
-
-# -- acting --------------------------------------------------------------------------------------------
-
-
-def sample(model: GRPO, prompts: list[list[int]], deterministic: bool) -> list[list[int]]:
-    """Returns one sampled action per prompt, all prompts as one batch of the engine."""
-    engine = model.engine
-    params = SamplingParams(
-        max_tokens=model.action_space.max_length,
-        temperature=0.0 if deterministic else model.temperature,
-        stop_ids=model.stop_ids,
-    )
-
-    async def ask() -> list[list[int]]:
-        asked = [engine.generate(prompt, params, version=model.version) for prompt in prompts]
-        return [list(answer[0].ids) for answer in await asyncio.gather(*asked)]
-
-    return model._parts.sync(ask())
-
-
-def answers_of(tasks: Sequence[Task]) -> AnswerTrie:
-    """Returns the answers that can be legal, as ids.
-
-    Raises:
-        ConfigError: no environment, one without answers, or several with different ones.
-    """
-    if not tasks:
-        raise ConfigError('entropy over "answers" needs an environment: give env= besides the server')
-    first = tasks[0].text_env
-    for task in tasks:
-        if not task.text_env.answers:
-            raise ConfigError(
-                f'{type(task.text_env).__name__} has no list of answers: use entropy=(coefficient, "ids")'
-            )
-        if task.text_env.answers != first.answers:
-            raise ConfigError(
-                'environments with different answers cannot share entropy over "answers": use '
-                'entropy=(coefficient, "ids")'
-            )
-    return AnswerTrie([first.renderer.say(answer) for answer in first.answers or ()])
-
-
-# -- the lesson's surroundings -------------------------------------------------------------------------
-
-
-@contextmanager
-def trainable(policy_model: Any, *, base: bool) -> Iterator[list[torch.nn.Parameter]]:
-    """Within it the base's weights are trained and the adapter is off, or the adapter's are; then as before."""
-    parameters = dict(policy_model.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    chosen = [p for name, p in parameters.items() if ("lora_" in name) != base]
-    try:
-        with policy_model.disable_adapter() if base else nullcontext():
-            for parameter in chosen:
-                parameter.requires_grad_(True)
-            yield chosen
-    finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
-
-
-@contextmanager
-def lesson_bar(
-    steps: int, wanted: bool, on_step: Callable[[int, float], None] | None
-) -> Iterator[Callable[[int, float], None]]:
-    """Yields what each step is told to: a progress bar, if wanted, and the caller's own function."""
-    from tqdm.auto import tqdm
-
-    with tqdm(total=steps, desc="format lesson", unit="step", disable=not wanted) as bar:
-
-        def tell(step: int, loss: float) -> None:
-            bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            if on_step is not None:
-                on_step(step, loss)
-
-        yield tell
-
-
-def interleave(streams: Sequence[Iterator[_Item]]) -> Iterator[_Item]:
-    """Yields from each stream in turn, without end."""
-    while True:
-        for stream in streams:
-            yield next(stream)

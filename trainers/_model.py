@@ -54,8 +54,8 @@ def base_model(name: str, tokenizer: Tokenizer, *, dtype: str, device: torch.dev
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise MissingData(
-                f"no causal language model {name!r}: {reason}; give a folder in transformers' form, a model's "
-                'name, or "tiny"'
+                f"no causal language model {name!r}: {reason}; give a folder in transformers' form, "
+                'a model\'s name, or "tiny"'
             ) from error
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):

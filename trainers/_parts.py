@@ -1,4 +1,4 @@
-"""What a learner holds while it runs and never saves: tokenizer, tasks, engine, folders, and the metrics file."""
+"""What a learner holds while it runs and never saves: tokenizer, tasks, engine, folders, the metrics file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,8 +65,9 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path | None) -> None:
-        self._temporary = None if path is not None else tempfile.TemporaryDirectory(prefix="atropos-gym-")
-        self.path = Path(path if self._temporary is None else self._temporary.name).resolve()
+        self.path = Path(tempfile.mkdtemp(prefix="atropos-gym-") if path is None else path).resolve()
+        # Also without close(), when the learner is collected or the process ends.
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, True) if path is None else None
         self.adapters = self.path / "adapters"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
@@ -79,8 +81,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Removes it if it is temporary; idempotent."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self._remove is not None:
+            self._remove()
 
 
 class MetricsFile:
@@ -93,6 +95,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
     def add(self, values: Mapping[str, float | int | None]) -> None:
         """Adds a line; what is not a number (no id had an entropy, say) becomes null."""

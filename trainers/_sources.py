@@ -5,12 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from atropos_gym.batch_server.client import BatchClient
+from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import ServerError
+from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.wire import ScoredDataGroup
 
-__all__ = ["GroupSource", "LocalSource", "ServerSource"]
+if TYPE_CHECKING:
+    from atropos_gym.trainers.grpo import GRPO
+
+__all__ = ["GroupSource", "LocalSource", "ServerSource", "open_local", "open_server"]
 
 #: Seconds that one request for a batch waits at the server.
 WAIT_SECONDS = 20.0
@@ -227,3 +233,71 @@ class ServerSource:
                     if error.status in (404, 409):  # acknowledged meanwhile, or another learner has it
                         continue
                     raise
+
+
+def open_local(model: GRPO) -> LocalSource:
+    """A collector per task that plays with the learner's own engine."""
+    parts, engine = model._parts, model.engine
+    if len(model.group_numbers) != len(parts.tasks):
+        model.group_numbers = [0] * len(parts.tasks)
+    sampling = SamplingParams(max_tokens=model.action_space.max_length, temperature=model.temperature)
+    collectors = [
+        GroupCollector(
+            task.source,
+            engine,
+            group_size=model.group_size,
+            concurrency=model.concurrency,
+            sampling=sampling,
+            seed=(model.seed or 0) + k,
+            common_random_numbers=model.common_random_numbers,
+            env_kwargs=task.env_kwargs,
+            **model.collector_kwargs,
+        )
+        for k, task in enumerate(parts.tasks)
+    ]
+    return LocalSource(
+        collectors,
+        [task.weight for task in parts.tasks],
+        model.groups_per_update,
+        model.group_numbers,
+        publish=lambda version, folder: parts.sync(engine.publish(version, folder)),
+        live=lambda: set(getattr(engine, "live_versions", ())),
+    )
+
+
+def open_server(model: GRPO, updates: int | None) -> ServerSource:
+    """Registers with the batch server and posts the first version there."""
+    assert model.server is not None
+    if model._run_over:  # the server has closed that run: whoever goes on is another one
+        model._new_run()
+    client = BatchClient(model.server)
+    client.register(
+        # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
+        takeover=model._n_updates > 0,
+        wandb_group=model.run,
+        wandb_project="atropos-gym",
+        batch_size=model.groups_per_update * model.group_size,
+        max_token_len=model.observation_space.max_length,
+        checkpoint_dir=str(model.run_folder),
+        save_checkpoint_interval=model.checkpoint_every or 0,
+        starting_step=model._n_updates,
+        num_steps=0 if updates is None else model._n_updates + updates,
+        groups_per_update=model.groups_per_update,
+        max_policy_lag=model.max_staleness,
+    )
+    source = ServerSource(
+        client,
+        groups=model.groups_per_update,
+        lease_seconds=model.lease_seconds,
+        announcement={
+            "run": model.run,
+            "base_model": model.model_name,
+            "tokenizer_fingerprint": model.tokenizer.fingerprint,
+        },
+        checkpointing=model.checkpoint_every is not None,
+    )
+    published = client.policy().version
+    if published is not None or model.version > 0:
+        model.version = max(model.version, published or 0) + 1
+    source.announce(model.version, model.save_version() if model.version > 0 else None)
+    return source

@@ -1,11 +1,13 @@
-"""Coroutines from plain code, also where an event loop runs already (a notebook)."""
+"""Coroutines from plain code, all in one event loop: an engine's connections belong to theirs."""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 
 __all__ = ["Sync"]
 
@@ -13,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class Sync:
-    """Runs coroutines to their end, all in one event loop: an engine's connections belong to the loop.
+    """Runs coroutines to their end, also where an event loop runs already (a notebook).
 
     Example:
         >>> sync = Sync()
@@ -24,21 +26,12 @@ class Sync:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
+        self._finalizer = weakref.finalize(self, close_anywhere, self._runner)
 
     def __call__(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Returns what the coroutine returns; blocks."""
-        return self._here(self._runner.run, work)
+        return run_anywhere(self._runner, work)
 
     def close(self) -> None:
         """Closes the loop; idempotent."""
-        self._here(self._runner.close)
-
-    @staticmethod
-    def _here(call: Any, *arguments: Any) -> Any:
-        """Calls in this thread, or in another one where an event loop runs in this one."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return call(*arguments)
-        with ThreadPoolExecutor(1, thread_name_prefix="learner") as thread:
-            return thread.submit(call, *arguments).result()
+        self._finalizer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from atropos_gym.errors import ConfigError, TokenizerMismatch
 from atropos_gym.spaces import TokenSequence
 from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import Tokenizer
+from atropos_gym.trainers.entropy import AnswerTrie
 
-__all__ = ["Task", "is_url", "make_tasks", "vec_env_of"]
+__all__ = ["Task", "answers_of", "is_url", "make_tasks", "vec_env_of"]
 
 
 @dataclass(slots=True)
@@ -81,7 +82,8 @@ def _make_task(env: Any, tokenizer: Tokenizer, env_kwargs: Mapping[str, Any] | N
     kwargs = dict(env_kwargs or {})
     if isinstance(env, VecEnv):
         raise ConfigError(
-            "env is a VecEnv, but groups need starts of their own: give an id, a TextEnv, its class or a factory"
+            "env is a VecEnv, but groups need starts of their own: give an id, a TextEnv, its class or a "
+            "factory"
         )
     if isinstance(env, str) or isinstance(env, type):
         if "renderer" not in kwargs:
@@ -103,7 +105,7 @@ def _make_task(env: Any, tokenizer: Tokenizer, env_kwargs: Mapping[str, Any] | N
     inner = task.env.unwrapped
     if not isinstance(inner, TextEnv):
         raise ConfigError(
-            f"{env!r} is a {type(inner).__name__}, whose observations are no token ids: wrap it with GymTextEnv"
+            f"{env!r} is a {type(inner).__name__}, whose observations are no ids: wrap it with GymTextEnv"
         )
     if inner.tokenizer.fingerprint != tokenizer.fingerprint:
         raise TokenizerMismatch(
@@ -151,3 +153,25 @@ class _Elsewhere(gymnasium.Env[Any, Any]):
         raise ConfigError(
             "this learner reads batches from a server and has no environment: give env= as well"
         )
+
+
+def answers_of(tasks: Sequence[Task]) -> AnswerTrie:
+    """Returns the answers that can be legal, as ids.
+
+    Raises:
+        ConfigError: no environment, one without answers, or several with different ones.
+    """
+    if not tasks:
+        raise ConfigError('entropy over "answers" needs an environment: give env= besides the server')
+    first = tasks[0].text_env
+    for task in tasks:
+        if not task.text_env.answers:
+            raise ConfigError(
+                f'{type(task.text_env).__name__} has no list of answers: use entropy=(coefficient, "ids")'
+            )
+        if task.text_env.answers != first.answers:
+            raise ConfigError(
+                'environments with different answers cannot share entropy over "answers": use '
+                'entropy=(coefficient, "ids")'
+            )
+    return AnswerTrie([first.renderer.say(answer) for answer in first.answers or ()])

@@ -72,8 +72,8 @@ def group_advantages(
 
     ``baseline``: ``mean`` of the group (Dr. GRPO, arXiv:2503.20783), or of its other members
     (``leave_one_out``, arXiv:2402.14740). ``scale``: ``group`` divides by ``std + eps`` of the group (GRPO,
-    arXiv:2402.03300), ``atropos`` by ``max(population std, 1e-8)``, ``batch`` by ``std + eps`` of all scores of
-    the update (arXiv:2508.08221), ``whiten_centred`` whitens the centred values of the update
+    arXiv:2402.03300), ``atropos`` by ``max(population std, 1e-8)``, ``batch`` by ``std + eps`` of all scores
+    of the update (arXiv:2508.08221), ``whiten_centred`` whitens the centred values of the update
     (REINFORCE++-baseline, arXiv:2501.03262).
 
     Args:
@@ -146,7 +146,8 @@ def whitened(scores: Sequence[float], *, ddof: int = 1, eps: float = 0.0) -> Flo
     values = np.asarray(scores, dtype=np.float64)
     if _equal(values):
         return np.zeros_like(values)
-    return (values - values.mean()) / (_std(values, ddof) + eps)
+    deltas: FloatArray = (values - values.mean()) / (_std(values, ddof) + eps)
+    return deltas
 
 
 def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> FloatArray:

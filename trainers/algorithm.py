@@ -5,6 +5,7 @@ Model, adapter, engine, folders, acting, scoring, saving and loading. What is le
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import deque
@@ -20,10 +21,9 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
-from atropos_gym.engines.base import Engine
+from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.errors import ConfigError
 from atropos_gym.tokenizers import Tokenizer
-from atropos_gym.trainers import _learning
 from atropos_gym.trainers._model import base_model, max_context_of, tokenizer_of
 from atropos_gym.trainers._parts import Parts, RunFolder, save_whole
 from atropos_gym.trainers._tasks import is_url, make_tasks, vec_env_of
@@ -46,6 +46,8 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
     policy: LMPolicy
     env: VecEnv | None
     num_timesteps: int
+    ep_info_buffer: deque[Any] | None
+    ep_success_buffer: deque[Any] | None
     _n_updates: int
     _episode_num: int
 
@@ -223,8 +225,19 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
     # -- acting and scoring ----------------------------------------------------------------------------
 
     def _sample(self, prompts: list[list[int]], deterministic: bool) -> list[list[int]]:
-        """Samples one action per prompt with the current version."""
-        return _learning.sample(self, prompts, deterministic)
+        """Samples one action per prompt with the current version, all as one batch of the engine."""
+        engine = self.engine
+        params = SamplingParams(
+            max_tokens=self.action_space.max_length,
+            temperature=0.0 if deterministic else self.temperature,
+            stop_ids=self.stop_ids,
+        )
+
+        async def ask() -> list[list[int]]:
+            asked = [engine.generate(prompt, params, version=self.version) for prompt in prompts]
+            return [list(answer[0].ids) for answer in await asyncio.gather(*asked)]
+
+        return self._parts.sync(ask())
 
     def score(
         self,
@@ -263,7 +276,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        """Sets counters, logger and callbacks; the environment is not reset: groups have starts of their own."""
+        """Sets counters, logger and callbacks; no environment is reset: groups have starts of their own."""
         self.start_time = time.time_ns()
         if self.ep_info_buffer is None or reset_num_timesteps:
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
@@ -322,7 +335,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
             self.num_timesteps = counted
 
     @classmethod
-    def load(  # type: ignore[override]
+    def load(
         cls,
         path: Any,
         env: Any = None,

@@ -21,7 +21,7 @@ from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["LOGPROB_ROUNDING", "Batch", "PlayedEpisode", "Refusal", "Row", "RowRules", "read_batch"]
 
-#: A positive logprob up to here is rounding and becomes 0; above it is no logprob (often the placeholder 1.0).
+#: A positive logprob up to here is rounding and becomes 0; above, it is none (often the placeholder 1.0).
 LOGPROB_ROUNDING = 1e-3
 
 #: Value of ``masks`` where an id is not trained.

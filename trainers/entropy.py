@@ -37,7 +37,7 @@ class AnswerTrie:
         distinct = {tuple(answer) for answer in answers}
         if len(distinct) < 2:
             raise ConfigError(
-                f'entropy over "answers" needs an environment with at least two answers, got {len(distinct)}; '
+                f'entropy over "answers" needs at least two answers, the environment has {len(distinct)}; '
                 'use entropy=(coefficient, "ids")'
             )
         for answer in distinct:

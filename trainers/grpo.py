@@ -18,12 +18,14 @@ from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError
 from atropos_gym.trainers import _learning
 from atropos_gym.trainers._parts import one_thread
+from atropos_gym.trainers._settings import check_settings
+from atropos_gym.trainers._tasks import answers_of
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.advantages import Baseline, Scale
 from atropos_gym.trainers.algorithm import LMAlgorithm
 from atropos_gym.trainers.batches import RowRules
 from atropos_gym.trainers.entropy import AnswerTrie
-from atropos_gym.trainers.lesson import lesson_steps, transcripts
+from atropos_gym.trainers.lesson import interleave, lesson_bar, lesson_steps, trainable, transcripts
 from atropos_gym.trainers.losses import Reduction
 from atropos_gym.trainers.schedules import Schedule, as_schedule
 from atropos_gym.trainers.tiny import TINY, save_base
@@ -198,7 +200,7 @@ class GRPO(LMAlgorithm):
         self.checkpoint_every = checkpoint_every
         self.lease_seconds = lease_seconds
         self.lessons = 0  # steps of format lessons so far
-        _learning.check_settings(self)
+        check_settings(self)
         if _init_setup_model:
             self._setup_model()
 
@@ -236,14 +238,14 @@ class GRPO(LMAlgorithm):
         tiny = self.model_name == TINY
         if tiny and (self.version > 0 or self.engine_spec != "hf"):
             raise ConfigError(
-                "a tiny policy's lesson changes its base: give it before the first update and with engine='hf', "
-                f"not at version {self.version} with engine={self.engine_spec!r}"
+                "a tiny policy's lesson changes its base: give it before the first update and with "
+                f"engine='hf', not at version {self.version} with engine={self.engine_spec!r}"
             )
-        stream = _learning.interleave(
+        stream = interleave(
             [transcripts(task.env, seed=(self.seed or 0) + k) for k, task in enumerate(tasks)]
         )
-        with one_thread(self.deterministic), _learning.trainable(self.policy.model, base=tiny) as parameters:
-            with _learning.lesson_bar(steps, progress_bar, on_step) as tell:
+        with one_thread(self.deterministic), trainable(self.policy.model, base=tiny) as parameters:
+            with lesson_bar(steps, progress_bar, on_step) as tell:
                 lesson_steps(
                     self._parts.scorer,
                     parameters,
@@ -264,7 +266,7 @@ class GRPO(LMAlgorithm):
             self.version += 1
         return self
 
-    def learn(  # type: ignore[override]
+    def learn(
         self,
         total_timesteps: int | None = None,
         callback: Any = None,
@@ -318,7 +320,7 @@ class GRPO(LMAlgorithm):
         if self._entropy[1] != "answers":
             return None
         if self._parts.trie is None:
-            self._parts.trie = _learning.answers_of(self._parts.tasks)
+            self._parts.trie = answers_of(self._parts.tasks)
         return self._parts.trie
 
     @property

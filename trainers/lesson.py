@@ -1,6 +1,6 @@
 """The format lesson: a model learns how conversations look before it learns what pays.
 
-Whole transcripts of a uniformly random legal player, loss on every id, observations and outcome line included:
+Whole transcripts of a uniformly random legal player, loss on every id, observations and outcome line too:
 predicting what happens makes the hidden states encode what matters. It teaches no preference between answers.
 The outcome line is said wherever the lesson's scores are shown.
 """
@@ -8,7 +8,8 @@ The outcome line is said wherever the lesson's scores are shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -19,10 +20,12 @@ from atropos_gym.trainers.batches import Row
 from atropos_gym.trainers.packing import collate, micro_batches
 from atropos_gym.trainers.scoring import Scorer, logprobs_of
 
-__all__ = ["lesson_steps", "transcripts"]
+__all__ = ["interleave", "lesson_bar", "lesson_steps", "trainable", "transcripts"]
 
-#: Share of the steps, at the end, whose weights are averaged. A few thousand transcripts decide how likely each
-#: answer is; the average is several times closer to the player's own odds than the last step's weights.
+_Item = TypeVar("_Item")
+
+#: Share of the steps, at the end, whose weights are averaged. A few thousand transcripts decide how likely
+#: each answer is; the average is several times closer to the player's own odds than the last step's weights.
 AVERAGED = 0.3
 
 #: Length-sorted pieces of a lesson's batch: padding was half its cost without them.
@@ -128,3 +131,44 @@ def _all_trained(ids: Sequence[int]) -> Row:
     positions = np.arange(1, len(ids), dtype=np.int32)
     zeros = np.zeros(len(positions))
     return Row(np.asarray(ids, dtype=np.int32), positions, zeros, zeros)
+
+
+@contextmanager
+def trainable(policy_model: Any, *, base: bool) -> Iterator[list[torch.nn.Parameter]]:
+    """Within it the base's weights are trained with the adapter off, or the adapter's."""
+    parameters = dict(policy_model.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    chosen = [p for name, p in parameters.items() if ("lora_" in name) != base]
+    try:
+        with policy_model.disable_adapter() if base else nullcontext():
+            for parameter in chosen:
+                parameter.requires_grad_(True)
+            yield chosen
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+
+
+@contextmanager
+def lesson_bar(
+    steps: int, wanted: bool, on_step: Callable[[int, float], None] | None
+) -> Iterator[Callable[[int, float], None]]:
+    """Yields what each step is told to: a progress bar, if wanted, and the caller's own function."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=steps, desc="format lesson", unit="step", disable=not wanted) as bar:
+
+        def tell(step: int, loss: float) -> None:
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            if on_step is not None:
+                on_step(step, loss)
+
+        yield tell
+
+
+def interleave(streams: Sequence[Iterator[_Item]]) -> Iterator[_Item]:
+    """Yields from each stream in turn, without end."""
+    while True:
+        for stream in streams:
+            yield next(stream)

@@ -98,7 +98,7 @@ def token_weights(row_M: Tensor, totals: Totals, reduction: Reduction = "token_m
 
 
 def importance_ratio(logp_M: Tensor, logp_old_M: Tensor) -> Tensor:
-    """Returns ``r = exp(logp - logp_old)``, the log-ratio clamped to +-20 (0 * inf would be a NaN gradient)."""
+    """Returns ``r = exp(logp - logp_old)``; the log-ratio is clamped to +-20, or 0 * inf makes a NaN."""
     return (logp_M - logp_old_M.detach()).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
 
 
@@ -219,7 +219,7 @@ def geometric_weights(logp_old_M: Tensor, logp_engine_M: Tensor, row_M: Tensor) 
 def entropy(logits_MV: Tensor) -> Tensor:
     """Returns ``H(softmax(z))`` per id in nats; ``z`` has the sampling temperature applied already."""
     logp_MV = logits_MV.log_softmax(-1)
-    # An id that cannot be sampled has p = 0 and log p = -inf, whose product is NaN: select before multiplying.
+    # An id that cannot be sampled has p = 0 and log p = -inf, and their product is NaN: select first.
     return -(logp_MV.exp() * logp_MV.masked_fill(logp_MV.isinf(), 0.0)).sum(-1)
 
 
@@ -236,7 +236,7 @@ def clip_fraction(
 
 
 def approx_kl(logp_M: Tensor, logp_old_M: Tensor) -> Tensor:
-    """Returns ``r - 1 - log r`` per id, an estimate of KL(old, new) that is never negative (Schulman 2020)."""
+    """Returns ``r - 1 - log r`` per id, an estimate of KL(old, new), never negative (Schulman 2020)."""
     log_ratio_M = (logp_M - logp_old_M).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     return torch.expm1(log_ratio_M) - log_ratio_M
 

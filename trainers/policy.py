@@ -1,4 +1,4 @@
-"""The policy that Stable-Baselines3 sees: a causal language model with an adapter, an optimizer and a sampler."""
+"""The policy that Stable-Baselines3 sees: a causal language model with adapter, optimizer and sampler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BaseState", "LMPolicy", "RandomState", "as_prompts"]
 Sampler = Callable[[list[list[int]], bool], list[list[int]]]
 
 
-class LMPolicy(BasePolicy):
+class LMPolicy(BasePolicy):  # type: ignore[misc]
     """A causal language model whose observations and actions are token ids.
 
     Args:
@@ -155,7 +155,7 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the streams stand."""
-        _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+        _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
         version, words, next_gauss = random.getstate()
         return {
             "torch": torch.get_rng_state(),

@@ -45,7 +45,8 @@ class Scorer:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        wrapped: Any = model
+        base = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
         self._trunk = base.base_model
         self._head = base.get_output_embeddings()
         if self._head is None or self._trunk is base:
@@ -60,11 +61,12 @@ class Scorer:
             hidden_BLH = self._trunk(input_ids=batch.ids_BL, use_cache=False).last_hidden_state
             logits_MV = self._head(hidden_BLH[batch.row_M, batch.column_M])
         else:
-            columns, place_M = batch.column_M.unique(return_inverse=True)
+            columns, place_M = torch.unique(batch.column_M, return_inverse=True)
             logits_BPV = self.model(input_ids=batch.ids_BL, use_cache=False, logits_to_keep=columns).logits
             logits_MV = logits_BPV[batch.row_M, place_M]
         wide_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
-        return wide_MV / batch.temperature_M[:, None]
+        scaled: Tensor = wide_MV / batch.temperature_M[:, None]
+        return scaled
 
     @torch.no_grad()
     def _head_is_plain(self, ids_BL: Tensor) -> bool:

@@ -1,9 +1,10 @@
 """The slope test: did the engine sample with the weights that were published last?
 
-The learner scores the sampled ids under the new weights (n) and under the previous version (o); the engine's
-own logprob is e. The slope of ``e - o`` on ``n - o`` through the origin is 1 after an honest swap, 0 where the
-engine still serves the old weights, and something else where an adapter is half applied or wrongly scaled.
-It needs no further call to the engine, and it also sees a stale prefix cache, which a fresh probe does not.
+The learner scores the sampled ids under the new weights (n) and under the previous version (o); the
+engine's own logprob is e. The slope of ``e - o`` on ``n - o`` through the origin is 1 after an honest swap, 0
+where the engine still serves the old weights, and something else where an adapter is half applied or wrongly
+scaled. It needs no further call to the engine, and it also sees a stale prefix cache, which a fresh probe
+does not.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def slope_test(
     residual_K = y_K - slope * x_K
     regression = math.sqrt(float(residual_K @ residual_K) / max(1, count - 1) / square)
     stderr = max(regression, noise / (math.sqrt(count) * rms))
-    # A slope far from 1 with a large scatter is a half-stale engine, not an unmeasurable one: judge the noise.
+    # A slope far from 1 with much scatter is a half-stale engine, not an unmeasurable one: judge the noise.
     too_small = noise / (math.sqrt(count) * rms) > 0.1 or (both_float32 and rms < 10 * noise)
     if too_small or (stderr > 0.1 and abs(slope - 1) <= 5 * stderr):
         return Slope("unmeasurable", slope, stderr, rms, count)

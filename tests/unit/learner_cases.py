@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in _FILE["cases"]}
 
 #: Cases that are not run, and why.
 LEFT_OUT = {
-    "e59": "replayed rows: there is no replay buffer yet; its weights and advantages are those of e33 and e01",
+    "e59": "replayed rows: there is no replay buffer; its weights and advantages are those of e33 and e01",
 }
 
 
@@ -70,7 +70,9 @@ class Flat:
     def pick(self, values: list[Any]) -> Tensor:
         """The values at trained ids; one value a row is spread over it."""
         spread = [v if isinstance(v, list) else [v] * len(m) for v, m in zip(values, self.mask, strict=True)]
-        flat = [v for row, m in zip(spread, self.mask, strict=True) for v, on in zip(row, m, strict=True) if on]
+        flat = [
+            v for row, m in zip(spread, self.mask, strict=True) for v, on in zip(row, m, strict=True) if on
+        ]
         return torch.tensor(flat, dtype=torch.float64)
 
     def lay(self, flat_M: Tensor) -> list[list[float]]:

@@ -113,7 +113,8 @@ finite = st.floats(-100, 100)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.tuples(finite, st.integers(0, 3)), min_size=1, max_size=12), order=st.randoms(use_true_random=False)
+    rows=st.lists(st.tuples(finite, st.integers(0, 3)), min_size=1, max_size=12),
+    order=st.randoms(use_true_random=False),
 )
 def test_order_and_names_of_groups_mean_nothing(rows: list[tuple[float, int]], order: Any) -> None:
     scores, groups = [s for s, _ in rows], [g for _, g in rows]

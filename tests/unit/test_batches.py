@@ -148,7 +148,12 @@ def test_segments_are_recomputed_with_each_episode_once() -> None:
         group_overrides={"segments": True},
     )
     batch = read_batch([body], RULES)
-    assert [round(r.advantages[0], 9) for r in batch.rows] == [0.666666667, 0.666666667, -0.333333333, -0.333333333]
+    assert [round(r.advantages[0], 9) for r in batch.rows] == [
+        0.666666667,
+        0.666666667,
+        -0.333333333,
+        -0.333333333,
+    ]
     assert batch.episodes == 3 and len(batch.played) == 3
 
 
@@ -236,7 +241,9 @@ def test_turns_that_do_not_fit_the_row_are_refused() -> None:
 
 
 def test_timesteps_are_turns_and_a_foreign_row_is_one() -> None:
-    ours = group([1.0, 0.0], overrides=[{"turn_rewards": [0.0, 1.0], "success": True}, {"turn_rewards": [0.0]}])
+    ours = group(
+        [1.0, 0.0], overrides=[{"turn_rewards": [0.0, 1.0], "success": True}, {"turn_rewards": [0.0]}]
+    )
     batch = read_batch([ours, group([1.0, 0.0])], RULES)
     assert batch.turns == 5
     assert [e.success for e in batch.played] == [True, None, None, None]
@@ -265,7 +272,9 @@ wild_row = st.fixed_dictionaries(
 def test_every_row_is_trained_dropped_or_refused(groups: list[list[dict[str, Any]]], version: int) -> None:
     bodies = []
     for members in groups:
-        masks = [[t if on else -100 for t, on in zip(m["tokens"], m["trained"], strict=False)] for m in members]
+        masks = [
+            [t if on else -100 for t, on in zip(m["tokens"], m["trained"], strict=False)] for m in members
+        ]
         bodies.append(
             ScoredDataGroup.model_construct(
                 tokens=[m["tokens"] for m in members],
@@ -282,7 +291,9 @@ def test_every_row_is_trained_dropped_or_refused(groups: list[list[dict[str, Any
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(2, 40), max_size=30), at_least=st.integers(1, 5), max_ids=st.integers(8, 200))
+@given(
+    lengths=st.lists(st.integers(2, 40), max_size=30), at_least=st.integers(1, 5), max_ids=st.integers(8, 200)
+)
 def test_micro_batches_hold_every_row_once_and_keep_the_limit(
     lengths: list[int], at_least: int, max_ids: int
 ) -> None:
@@ -293,4 +304,3 @@ def test_micro_batches_hold_every_row_once_and_keep_the_limit(
     for batch in batches:
         padded = len(batch) * max(lengths[k] for k in batch)
         assert padded <= max_ids or len(batch) == 1
-

@@ -35,7 +35,7 @@ def test_a_turn_that_leaves_the_answers_has_no_further_choice() -> None:
 
 
 def test_one_answer_is_no_choice() -> None:
-    with pytest.raises(ConfigError, match="at least two answers, got 1"):
+    with pytest.raises(ConfigError, match="at least two answers, the environment has 1"):
         AnswerTrie([[1, END], [1, END]])
 
 
@@ -45,7 +45,9 @@ def test_branch_entropy_is_that_of_the_children_renormalised() -> None:
     quarter = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert entropy.tolist() == pytest.approx([math.log(2), quarter])
     entropy.sum().backward()
-    assert torch.isfinite(logits.grad).all() and logits.grad[0, 3] == 0.0, "what is no answer gets no gradient"
+    assert torch.isfinite(logits.grad).all() and logits.grad[0, 3] == 0.0, (
+        "what is no answer gets no gradient"
+    )
 
 
 def test_choices_point_at_their_trained_ids() -> None:
@@ -59,7 +61,10 @@ def test_choices_point_at_their_trained_ids() -> None:
 @pytest.mark.parametrize("reduction", ["episode_sum", "token_mean"])
 def test_the_bonus_is_in_the_losses_own_reduction_dead_rows_included(reduction: str) -> None:
     weights = np.zeros((10, 10)).tolist()
-    rows = [row([0, 4, END], [1, 2], 0.0, turns=((1, 3),)), row([0, 1, 3, END], [1, 2, 3], 0.0, turns=((1, 4),))]
+    rows = [
+        row([0, 4, END], [1, 2], 0.0, turns=((1, 3),)),
+        row([0, 1, 3, END], [1, 2, 3], 0.0, turns=((1, 4),)),
+    ]
     rows[1].count = 3
     settings = LossSettings(reduction=reduction, entropy_kind="answers", trie=TRIE)  # type: ignore[arg-type]
     totals = Totals(tokens=2 + 3 * 3, rows=4, episodes=8)
@@ -75,7 +80,12 @@ def test_rows_without_choices_have_no_entropy() -> None:
     rows = [row([0, 5], [1], turns=((1, 2),))]
     settings = LossSettings(entropy_kind="answers", trie=AnswerTrie([[1, 2], [1, 3]]))
     result = accumulate(
-        Bigram(np.zeros((6, 6)).tolist()).score, rows, Totals(1), settings, entropy_coef=0.5, dtype=torch.float64
+        Bigram(np.zeros((6, 6)).tolist()).score,
+        rows,
+        Totals(1),
+        settings,
+        entropy_coef=0.5,
+        dtype=torch.float64,
     )
     assert math.isnan(result.entropy)
     assert result.loss == pytest.approx(-math.exp(1.0 - math.log(6.0)))  # the policy term alone, ratio 0.45

@@ -138,7 +138,8 @@ def test_kl_in_the_loss_has_the_policy_terms_denominator(case: dict[str, Any]) -
 @pytest.mark.parametrize("case", by_op("kl_weighted"))
 def test_weighted_kl_has_the_gradient_of_the_reverse_kl(case: dict[str, Any]) -> None:
     logp, ref, old = (
-        torch.tensor(case["inputs"][name], dtype=torch.float64) for name in ("logp_new", "logp_ref", "logp_old")
+        torch.tensor(case["inputs"][name], dtype=torch.float64)
+        for name in ("logp_new", "logp_ref", "logp_old")
     )
     logp.requires_grad_()
     value = losses.weighted_k3(logp, ref, old)
@@ -154,9 +155,7 @@ def test_truncated_weights_correct_engine_against_learner(case: dict[str, Any]) 
     per_token = weights * losses.clipped_loss(flat.logp, flat.old, flat.advantage)
     loss = (token_weights(flat.row, totals(flat)) * per_token).sum()
     loss.backward()
-    close(
-        {"weights": flat.lay(weights), "loss": loss, "grad_logp": flat.lay(flat.logp.grad)}, expect, case
-    )
+    close({"weights": flat.lay(weights), "loss": loss, "grad_logp": flat.lay(flat.logp.grad)}, expect, case)
 
 
 @pytest.mark.parametrize("case", by_op("mis"))

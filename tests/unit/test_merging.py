@@ -36,7 +36,9 @@ def gradient(rows: list[Row], settings_: LossSettings, episodes: int) -> tuple[n
 
 
 short_row = st.builds(
-    lambda ids, advantage, old: row(ids, list(range(1, len(ids))), advantage, logprobs=[old] * (len(ids) - 1)),
+    lambda ids, advantage, old: row(
+        ids, list(range(1, len(ids))), advantage, logprobs=[old] * (len(ids) - 1)
+    ),
     st.lists(st.integers(0, 2), min_size=2, max_size=3),
     st.sampled_from([-1.0, -0.25, 0.0, 0.5, 2.0]),
     st.sampled_from([-1.0, -1.0 + 1e-3, -3.0]),
@@ -44,7 +46,11 @@ short_row = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.lists(short_row, min_size=1, max_size=12), kind=st.sampled_from(["ids", "answers"]), data=st.data())
+@given(
+    rows=st.lists(short_row, min_size=1, max_size=12),
+    kind=st.sampled_from(["ids", "answers"]),
+    data=st.data(),
+)
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "episode_sum"])
 def test_merging_changes_no_gradient(rows: list[Row], kind: Any, data: Any, reduction: Reduction) -> None:
     for one in rows:

@@ -1,4 +1,4 @@
-"""One optimizer step: any split into micro-batches, masks that select, temperature by row, base and dropout off."""
+"""One optimizer step: any split into micro-batches, temperature by row, base and dropout off."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ from atropos_gym.trainers.update import Accumulated, LossSettings, accumulate, a
 from tests.unit.learner_cases import Bigram, by_op, close, row, rows_of_case
 
 
-def step(
-    model: Bigram, rows: list[Row], split: list[list[int]] | None = None, **fields: Any
-) -> Accumulated:
+def step(model: Bigram, rows: list[Row], split: list[list[int]] | None = None, **fields: Any) -> Accumulated:
     loss = LossSettings(**fields)
-    return accumulate(
-        model.score, rows, totals_of(rows, len(rows)), loss, split=split, dtype=torch.float64
-    )
+    return accumulate(model.score, rows, totals_of(rows, len(rows)), loss, split=split, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("case", by_op("update"))
@@ -160,7 +156,11 @@ any_row = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.lists(any_row, min_size=1, max_size=8), cuts=st.lists(st.integers(0, 7), max_size=3), data=st.data())
+@given(
+    rows=st.lists(any_row, min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 7), max_size=3),
+    data=st.data(),
+)
 def test_order_and_micro_batches_change_no_gradient(rows: list[Row], cuts: list[int], data: Any) -> None:
     weights = [[0.2, -0.5, 0.9], [1.1, 0.3, -0.4], [-0.7, 0.6, 0.1]]
     order = data.draw(st.permutations(range(len(rows))))

@@ -1,0 +1,33 @@
+"""Settings that cannot work are refused in the constructor, by name, with what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atropos_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atropos_gym.trainers.grpo import GRPO
+
+__all__ = ["check_settings"]
+
+
+def check_settings(model: GRPO) -> None:
+    """Refuses settings that cannot work."""
+    at_least_one = ("group_size", "groups_per_update", "concurrency", "n_epochs", "sub_batches")
+    for name in at_least_one:
+        if getattr(model, name) < 1:
+            raise ConfigError(f"{name} must be >= 1, got {getattr(model, name)}")
+    if model.group_size < 2:
+        raise ConfigError("group_size must be >= 2: a group of one has no baseline")
+    for name in ("max_staleness", "warm_up_updates", "kl_coef", "weight_decay"):
+        if getattr(model, name) < 0:
+            raise ConfigError(f"{name} must be >= 0, got {getattr(model, name)}")
+    if not model.temperature > 0:
+        raise ConfigError(f"temperature must be > 0, got {model.temperature}: greedy samples teach nothing")
+    if model.checkpoint_every is not None and model.checkpoint_every < 1:
+        raise ConfigError(f"checkpoint_every must be >= 1 or None, got {model.checkpoint_every}")
+    if model._entropy[1] not in ("ids", "answers"):
+        raise ConfigError(
+            f'entropy must be a number or (coefficient, "ids" | "answers"), got {model.entropy!r}'
+        )
