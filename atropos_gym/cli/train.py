@@ -34,7 +34,7 @@ def run(command: Command) -> int:
 
     try:
         Training(folder, show, started=started).run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         show.say(f"interrupted; go on with `atropos-gym train --resume {folder.path}`")
         raise
     _print(folder)

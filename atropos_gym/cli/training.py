@@ -77,15 +77,12 @@ class Training:
                     self._check_lesson()
             self._learn()
             self._evaluate("after")
-            self.folder.save(status="finished")
-        except KeyboardInterrupt:
-            self.folder.save(status="interrupted")
-            raise
-        except LessonFailed:
-            self.folder.save(status="failed: the format lesson")
+            self._save(status="finished")
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            self._save(status="interrupted" if stopped else f"failed: {error}")
             raise
         finally:
-            self.folder.save(cpu_seconds=round(self._cpu_before + _cpu_seconds(), 1))
             self.model.engine.shutdown()
             self.model.close()
             self.env.close()
@@ -120,8 +117,7 @@ class Training:
             curve = _Curve(self, update)
             again = model._n_updates > 0
             model.learn(updates=missing, callback=curve, log_interval=0, reset_num_timesteps=not again)
-            parts.pop_all().close()
-        self.folder.save(
+        self._save(
             updates=model._n_updates,
             episodes_trained=model._n_updates * config.groups_per_update * config.group_size,
         )
@@ -179,7 +175,7 @@ class Training:
                     self.folder.summary["tables"] = {"learned": letters(table), "textbook": letters()}
             write_samples(self.folder, self.model, stage)
             update(episodes, f"return {result.mean:+.4f} ± {result.stderr:.4f}")
-        self.folder.save(**{stage: row}, swaps=self._swaps())
+        self._save(**{stage: row}, swaps=self._swaps())
 
     def _check_lesson(self) -> None:
         """Raises LessonFailed unless the lesson's policy has the format and plays like a random player."""
@@ -206,7 +202,7 @@ class Training:
         changes: dict[str, Any] = {name: scores[name] for name in ("random", "optimal") if name in scores}
         if self.scorer is not None:
             changes["references"] = self.scorer.references()
-        self.folder.save(status="running", **changes)
+        self._save(status="running", **changes)
 
     def _swaps(self) -> int:
         return int(self.model.engine.counters["published"])
@@ -218,7 +214,10 @@ class Training:
             yield
         finally:
             self.folder.spend(name, time.monotonic() - started)
-            self.folder.save()
+            self._save()
+
+    def _save(self, **changes: Any) -> None:
+        self.folder.save(**changes, cpu_seconds=round(self._cpu_before + _cpu_seconds(), 1))
 
 
 class _Curve(BaseCallback):  # type: ignore[misc]
@@ -246,7 +245,7 @@ class _Curve(BaseCallback):  # type: ignore[misc]
             assert isinstance(self.model, GRPO)
             exact = training.scorer.value(training.scorer.greedy(self.model))
             curve.append({"update": update, "exact": exact})
-            training.folder.save(updates=update)
+            training._save(updates=update)
         # The logger keeps what the last update recorded.
         mean = self.logger.name_to_value.get("rollout/ep_rew_mean")
         notes = [f"return {mean:+.3f}"] if mean is not None else []
