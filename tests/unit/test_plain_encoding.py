@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym._plain_encoding import ControlText, PlainEncoder
 from atropos_gym.errors import TemplateError
+from atropos_gym.tokenizers.plain_encoding import ControlText, PlainEncoder
 from tests.tools.imitation_tokenizers import SPECIAL, TAGS, tiny_tokenizer
 
 # content: (lstrip, rstrip, single_word, normalized)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym._plain_encoding import ControlText
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import ToolCall
 from atropos_gym.rendering import ChatRenderer, chat_renderer
+from atropos_gym.tokenizers.plain_encoding import ControlText
 from tests.tools import imitation_tokenizers as imitation
 from tests.tools import rendering_cases as cases
 
@@ -462,7 +462,7 @@ def test_thinking_is_split_from_content() -> None:
 
 
 def test_channels_are_read() -> None:
-    from atropos_gym._reply_text import split_channels
+    from atropos_gym.rendering.reply_text import split_channels
 
     said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello"
     assert split_channels(said) == ("hm", "Hello", ())

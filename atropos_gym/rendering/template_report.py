@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from atropos_gym._chat_template import ChatTemplate
-from atropos_gym._template_probe import (
+from atropos_gym.errors import TemplateError
+from atropos_gym.rendering.chat_template import ChatTemplate
+from atropos_gym.rendering.template_probe import (
     ANSWERED,
     ASKED,
     ASSISTANT_PROBE,
@@ -14,7 +15,6 @@ from atropos_gym._template_probe import (
     answered_by,
     message,
 )
-from atropos_gym.errors import TemplateError
 
 __all__ = ["report"]
 

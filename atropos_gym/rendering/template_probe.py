@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from atropos_gym._chat_template import ChatTemplate
 from atropos_gym.errors import TemplateError
+from atropos_gym.rendering.chat_template import ChatTemplate
 
 __all__ = [
     "ANSWERED",

@@ -137,7 +137,7 @@ def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Toke
     if _is_ours(source) and rows in (None, source.rows):
         return cast(Tokenizer, source)
     if hasattr(source, "backend_tokenizer"):
-        from atropos_gym._hf_tokenizer import wrap_hf
+        from atropos_gym.tokenizers.hf import wrap_hf
 
         return wrap_hf(source, rows)
     raise ConfigError(f"tokenizer must be a name, a folder or a tokenizer, got {type(source).__name__}")
@@ -156,7 +156,7 @@ def _load(source: str, rows: int | None) -> Tokenizer:
         source = json.loads(note.read_text(encoding="utf-8"))["tokenizer"]
     if source == "bytes":
         return BytesTokenizer() if rows is None else BytesTokenizer(rows)
-    from atropos_gym._hf_tokenizer import load_hf
+    from atropos_gym.tokenizers.hf import load_hf
 
     return load_hf(source, rows)
 

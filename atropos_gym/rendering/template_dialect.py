@@ -11,10 +11,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from atropos_gym._chat_template import ChatTemplate
-from atropos_gym._hf_tokenizer import HFTokenizer
-from atropos_gym._plain_encoding import ControlText, PlainEncoder
-from atropos_gym._template_probe import (
+from atropos_gym.errors import NewSegment, TemplateError
+from atropos_gym.rendering.chat_template import ChatTemplate
+from atropos_gym.rendering.template_probe import (
     ASSISTANT_PROBE,
     USER_PROBE,
     RoleForm,
@@ -22,8 +21,9 @@ from atropos_gym._template_probe import (
     probe,
     stop_ids_of,
 )
-from atropos_gym._template_report import report
-from atropos_gym.errors import NewSegment, TemplateError
+from atropos_gym.rendering.template_report import report
+from atropos_gym.tokenizers.hf import HFTokenizer
+from atropos_gym.tokenizers.plain_encoding import ControlText, PlainEncoder
 
 __all__ = ["TemplateDialect"]
 

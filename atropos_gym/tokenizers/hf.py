@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from atropos_gym._plain_encoding import PlainEncoder
 from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.tokenizers import FINGERPRINT_FORMAT, digest, load_tokenizer
+from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 
 __all__ = ["HFTokenizer", "load_hf", "wrap_hf"]
 

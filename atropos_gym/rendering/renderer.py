@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from atropos_gym._bytes_dialect import BytesDialect
-from atropos_gym._dialect import Dialect
-from atropos_gym._reply_text import split_channels, split_thinking
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import Reply, ToolCall
+from atropos_gym.rendering.bytes_dialect import BytesDialect
+from atropos_gym.rendering.dialect import Dialect
+from atropos_gym.rendering.reply_text import split_channels, split_thinking
 from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
 
 __all__ = ["ChatRenderer", "Past", "Source", "chat_renderer"]
@@ -115,14 +115,14 @@ class ChatRenderer:
                 if arguments[name]:
                     raise ConfigError(f"{name}= has no meaning for the bytes tokenizer: leave it out")
             return BytesDialect()
-        from atropos_gym._hf_tokenizer import HFTokenizer
+        from atropos_gym.tokenizers.hf import HFTokenizer
 
         if not isinstance(self.tokenizer, HFTokenizer):
             raise ConfigError(
                 f"tokenizer {self.tokenizer.name!r} ({type(self.tokenizer).__name__}) has no chat template: "
                 "use 'bytes' or a Hugging Face tokenizer"
             )
-        from atropos_gym._template_dialect import TemplateDialect
+        from atropos_gym.rendering.template_dialect import TemplateDialect
 
         return TemplateDialect(self.tokenizer, **{k: v for k, v in arguments.items() if k != "past"})
 
