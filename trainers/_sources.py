@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupSource", "LocalSource", "ServerSource", "open_local", "open_server"]
 
+log = logging.getLogger(__name__)
+
 #: Seconds that one request for a batch waits at the server.
 WAIT_SECONDS = 20.0
+
+#: Seconds for taking leave of a server.
+GOODBYE_SECONDS = 1.0
 
 
 class GroupSource(Protocol):
@@ -211,15 +217,22 @@ class ServerSource:
         """Stops extending; gives back what is neither learned nor durable; ends the run if it is finished."""
         self._stop.set()
         self._extender.join()
-        try:
+        with self._client:
             with self._lock:
                 left, self._open = self._open, []
-            for batch_id in left:
-                self._client.nack(batch_id, reason="the learner stopped")
+            if left:
+                self._give_back_soon(left)
             if finished:
                 self._client.finish(self._announcement["run"])
-        finally:
-            self._client.close()
+
+    def _give_back_soon(self, batch_ids: list[Any]) -> None:
+        """Gives leases back without waiting for a server that may be what failed: they end by themselves too."""
+        with BatchClient(self._client.url, timeout=GOODBYE_SECONDS, retry_seconds=0.0) as client:
+            try:
+                for batch_id in batch_ids:
+                    client.nack(batch_id, reason="the learner stopped")
+            except ServerError as error:
+                log.warning("could not give %d batches back: %s", len(batch_ids), error)
 
     def _keep_leases(self) -> None:
         """Extends all open leases until the source is closed; a lost lease shows at its ack."""
