@@ -262,8 +262,8 @@ class _Run:
         if mean > ALIGNMENT_WARNING[0] or largest > ALIGNMENT_WARNING[1]:
             self.warned = True
             warnings.warn(
-                f"engine and learner disagree on sampled logprobs by {mean:.1e} in the mean, {largest:.1e} at "
-                "most: do both have the same weights, dtype and temperature?",
+                f"engine and learner disagree on sampled logprobs by {mean:.1e} in the mean, {largest:.1e} "
+                "at most: do both have the same weights, dtype and temperature?",
                 stacklevel=2,
             )
 

@@ -226,7 +226,7 @@ class ServerSource:
                 self._client.finish(self._announcement["run"])
 
     def _give_back_soon(self, batch_ids: list[Any]) -> None:
-        """Gives leases back without waiting for a server that may be what failed: they end by themselves too."""
+        """Gives leases back without waiting for a server that may be what failed: they end anyway."""
         with BatchClient(self._client.url, timeout=GOODBYE_SECONDS, retry_seconds=0.0) as client:
             try:
                 for batch_id in batch_ids:

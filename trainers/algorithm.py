@@ -264,9 +264,9 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         """Ids that end an action."""
         if self._parts.tasks:
             return tuple(self._parts.tasks[0].text_env.stop_ids)
-        from atropos_gym.rendering import ChatRenderer
+        from atropos_gym.rendering import chat_renderer
 
-        return tuple(ChatRenderer(self.tokenizer).stop_ids)
+        return tuple(chat_renderer(self.tokenizer).stop_ids)
 
     def _setup_learn(
         self,

@@ -26,7 +26,7 @@ _Item = TypeVar("_Item")
 
 #: Share of the steps, at the end, whose weights are averaged. A few thousand transcripts decide how likely
 #: each answer is; the average is several times closer to the player's own odds than the last step's weights.
-AVERAGED = 0.3
+AVERAGED = 0.15
 
 #: Length-sorted pieces of a lesson's batch: padding was half its cost without them.
 PIECES = 4

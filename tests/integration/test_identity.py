@@ -1,4 +1,4 @@
-"""A learner proves itself: the tiny model learns to say the word it was told, from random weights, in seconds."""
+"""A learner proves itself: a tiny model learns to say the word it was told, from scratch, in seconds."""
 
 from __future__ import annotations
 

@@ -315,6 +315,7 @@ def test_callbacks_of_sb3(model: GRPO, tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_logger_is_sb3s(model: GRPO, tmp_path: Path) -> None:
     model.set_logger(configure(str(tmp_path), ["csv"]))
     model.learn(updates=2, log_interval=1)
+    model.logger.close()
     header, *lines = (tmp_path / "progress.csv").read_text().splitlines()
     assert "train/loss" in header.split(",") and len(lines) == 2
 
