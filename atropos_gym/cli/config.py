@@ -81,8 +81,8 @@ class Config(BaseModel):
     Blackjack, an exact value within 0.05 of random play."""
 
     # Collection
-    group_size: int = _setting(8, "collection", "train collect", ge=1)
-    """Episodes from one start."""
+    group_size: int = _setting(8, "collection", "train collect", ge=2)
+    """Episodes from one start; they are compared with each other, so at least two."""
     concurrency: int = _setting(64, "collection", "train collect eval", ge=1)
     """Episodes in flight at a time."""
     temperature: float = _setting(1.0, "collection", "train collect", gt=0)
@@ -117,8 +117,8 @@ class Config(BaseModel):
     """Leave out groups whose scores are all equal."""
     entropy: float = _setting(0.0, "learner", "train", ge=0)
     """Coefficient of the entropy bonus at the first update."""
-    entropy_end: float | None = _setting(None, "learner", "train", ge=0)
-    """Coefficient at the last update (geometric in between); null: constant."""
+    entropy_end: float | None = _setting(None, "learner", "train", gt=0)
+    """Coefficient at the last update (geometric in between, so `entropy` must be above 0); null: constant."""
     entropy_over: Literal["ids", "answers"] = _setting("ids", "learner", "train")
     """Entropy over all ids, or over the environment's answers only."""
     sub_batches: int = _setting(1, "learner", "train", ge=1)
@@ -300,6 +300,10 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
         config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error, flags, file)) from None
+    if config.entropy_end is not None and config.entropy == 0:
+        raise ConfigError(
+            f"entropy is 0, so it cannot go to entropy_end={config.entropy_end}; give --entropy"
+        )
     if config.server is not None and config.own_server:
         raise ConfigError(f"server is {config.server!r} and own_server is true; leave one of them out")
     return config

@@ -51,9 +51,9 @@ class RunFolder:
                 f"{path} exists already; choose another --name, "
                 f"or go on with `atropos-gym train --resume {path}`"
             ) from None
-        except NotADirectoryError:
+        except OSError as error:
             raise ConfigError(
-                f"runs {str(config.runs)!r} is a file, not a folder; choose another --runs"
+                f"cannot make the folder {path}: {error.strerror}; choose another --runs"
             ) from None
         config = config.model_copy(update={"name": name})
         write_whole(path / "config.yaml", config.to_yaml())

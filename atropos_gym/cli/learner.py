@@ -9,25 +9,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from stable_baselines3.common.utils import LinearSchedule
 
 from atropos_gym.cli.config import Config
-from atropos_gym.cli.environment import find_env, make_env
+from atropos_gym.cli.environment import find_env
 from atropos_gym.cli.folder import RunFolder, write_whole
-from atropos_gym.errors import ConfigError
+from atropos_gym.cli.models import find_model
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
 from atropos_gym.trainers.schedules import Geometric, Schedule
+from atropos_gym.trainers.tiny import TINY
 
-__all__ = ["last_checkpoint", "open_learner", "set_threads"]
-
-
-def set_threads(threads: int | None, *, tiny: bool) -> None:
-    """Sets how many threads torch computes with; None leaves it to torch but for a tiny model."""
-    wanted = 1 if threads is None and tiny else threads
-    if wanted is not None:
-        torch.set_num_threads(wanted)
+__all__ = ["last_checkpoint", "open_learner"]
 
 
 def open_learner(folder: RunFolder) -> GRPO:
@@ -51,9 +44,8 @@ def last_checkpoint(run: Path) -> Path | None:
 
 
 def _new_learner(config: Config, folder: Path) -> GRPO:
-    make_env(config.env, config.env_kwargs).close()  # says what is wrong with it before a model is loaded
     return GRPO(
-        config.policy.removeprefix("hf:"),
+        config.policy if config.policy == TINY else find_model(config.policy),
         find_env(config.env),
         env_kwargs=config.env_kwargs,
         learning_rate=_learning_rate(config),
@@ -88,11 +80,6 @@ def _learning_rate(config: Config) -> float | Schedule:
 def _entropy(config: Config) -> float | Schedule:
     if config.entropy_end is None or config.entropy_end == config.entropy:
         return config.entropy
-    if config.entropy == 0 or config.entropy_end == 0:
-        raise ConfigError(
-            f"entropy falls geometrically, so it cannot go from {config.entropy} to {config.entropy_end}; "
-            "set entropy_end to a small value above 0, or to null for a constant"
-        )
     return Geometric(config.entropy, config.entropy_end)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.folder import RunFolder
+from atropos_gym.cli.models import find_model, set_threads
 from atropos_gym.engines import make_engine
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError, MissingData
@@ -38,13 +39,15 @@ def with_saved_run(command: Command) -> Config:
         )
     path = Path(config.policy)
     if not (path / "config.yaml").is_file():
-        return config
+        return config.model_copy(update={"policy": find_model(config.policy)})
     run = RunFolder.open(path)
     base = path / "base"
     model = str(base) if base.is_dir() else run.config.policy
     if model == "tiny":
         raise MissingData(f"{path} has no base model yet; go on with `atropos-gym train --resume {path}`")
-    changes: dict[str, Any] = {"policy": model, "dtype": run.config.dtype}
+    changes: dict[str, Any] = {"policy": find_model(model), "dtype": run.config.dtype}
+    if config.threads is None and run.config.policy == "tiny":
+        changes["threads"] = 1
     if "adapter" not in command.given and (path / "adapter").is_dir():
         changes["adapter"] = path / "adapter"
     if "env" not in command.given:
@@ -57,13 +60,14 @@ def with_saved_run(command: Command) -> Config:
 @contextmanager
 def open_engine(config: Config) -> Iterator[Engine]:
     """Makes the engine of a model's path, with the adapter as its version 1, and closes it."""
-    spec = config.engine if ":" in config.engine else f"{config.engine}:{config.policy.removeprefix('hf:')}"
+    spec = config.engine if ":" in config.engine else f"{config.engine}:{config.policy}"
     adapter = config.adapter
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise MissingData(
             f"no adapter in {str(adapter)!r} (it has no adapter_config.json); name a folder in PEFT's form"
         )
     options: dict[str, Any] = {"dtype": config.dtype, "seed": config.seed} if spec.startswith("hf:") else {}
+    set_threads(config.threads)
     engine = make_engine(spec, **options)
     try:
         if adapter is not None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from atropos_gym.cli.command import Command
 from atropos_gym.cli.envs import table
 from atropos_gym.cli.folder import RunFolder
 from atropos_gym.cli.mistakes import need_learner
+from atropos_gym.cli.models import find_model
 from atropos_gym.cli.progress import Show
 from atropos_gym.cli.report import STAGES, references
 
@@ -26,19 +31,41 @@ def run(command: Command) -> int:
             _print(folder)
             return 0
     else:
+        if command.config.policy != "tiny":
+            find_model(command.config.policy)
         need_learner()
         folder = RunFolder.create(command.config)
     show.say(f"{folder.path}: {folder.config.env}, policy {folder.config.policy}, seed {folder.config.seed}")
     need_learner()
     from atropos_gym.cli.training import Training
 
+    training = Training(folder, show, started=started)
     try:
-        Training(folder, show, started=started).run()
+        training.open()
+    except BaseException:
+        if command.resume is None:  # nothing was done yet that is worth a folder
+            shutil.rmtree(folder.path)
+        raise
+    try:
+        with _short_warnings(show):
+            training.run()
     except (KeyboardInterrupt, SystemExit):
         show.say(f"interrupted; go on with `atropos-gym train --resume {folder.path}`")
         raise
     _print(folder)
     return 0
+
+
+@contextmanager
+def _short_warnings(show: Show) -> Iterator[None]:
+    """Shows warnings as one line each, without the place in the source that raised them."""
+
+    def line(message: Warning | str, *place: Any, **more: Any) -> None:
+        show.say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = line
+        yield
 
 
 def stages_table(summary: dict[str, Any]) -> str:

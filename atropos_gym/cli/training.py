@@ -16,11 +16,13 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.cli.blackjack import BlackjackScorer, letters
 from atropos_gym.cli.environment import find_env, make_env
 from atropos_gym.cli.folder import RunFolder
-from atropos_gym.cli.learner import open_learner, set_threads
+from atropos_gym.cli.learner import open_learner
+from atropos_gym.cli.models import set_threads
 from atropos_gym.cli.progress import Show, Update
 from atropos_gym.cli.report import write_report
 from atropos_gym.cli.samples import write_samples
@@ -57,15 +59,22 @@ class Training:
         self.show = show
         self._cpu_before = float(folder.summary.get("cpu_seconds", 0.0))
 
-    def run(self) -> None:
-        """Runs the stages that are not finished yet, and writes the report."""
-        summary = self.folder.summary
+    def open(self) -> None:
+        """Makes environment, learner and engine; what cannot work in the configuration is told here."""
+        config = self.config
         with self._phase("set-up", since=self._started):
-            set_threads(self.config.threads, tiny=self.config.policy == TINY)
-            self.env = make_env(self.config.env, self.config.env_kwargs)
+            if config.server is not None:
+                _reach(config.server)
+            set_threads(config.threads, tiny=config.policy == TINY)
+            self.env = make_env(config.env, config.env_kwargs)
             self.model = open_learner(self.folder)
+            self.engine = self.model.engine
             self.scorer = BlackjackScorer(self.env) if BlackjackScorer.fits(self.env) else None
             self._save_references()
+
+    def run(self) -> None:
+        """Runs the stages that are not finished yet, and writes the report; ``open`` comes first."""
+        summary = self.folder.summary
         try:
             if self.config.warm_up and not self.model.lessons:
                 if "untrained" not in summary:
@@ -83,7 +92,7 @@ class Training:
             self._save(status="interrupted" if stopped else f"failed: {error}")
             raise
         finally:
-            self.model.engine.shutdown()
+            self.engine.shutdown()
             self.model.close()
             self.env.close()
             write_report(self.folder.path)
@@ -131,7 +140,7 @@ class Training:
         config = self.config
         service = EnvironmentService(
             find_env(config.env),
-            self.model.engine,
+            self.engine,
             url,
             name=self.folder.path.name,
             first_number=self.model._n_updates * config.groups_per_update,
@@ -205,7 +214,7 @@ class Training:
         self._save(status="running", **changes)
 
     def _swaps(self) -> int:
-        return int(self.model.engine.counters["published"])
+        return int(self.engine.counters["published"])
 
     @contextmanager
     def _phase(self, name: str, *, since: float | None = None) -> Iterator[None]:
@@ -251,6 +260,12 @@ class _Curve(BaseCallback):  # type: ignore[misc]
         notes = [f"return {mean:+.3f}"] if mean is not None else []
         notes += [f"exact {curve[-1]['exact']:+.4f}"] if curve else []
         self._update(update, "  ".join(notes))
+
+
+def _reach(url: str) -> None:
+    """Raises ServerError where no server answers: a run should not find out after its first evaluation."""
+    with BatchClient(url, retry_seconds=3.0) as client:
+        client.info()
 
 
 def _cpu_seconds() -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -288,7 +289,9 @@ def test_server_service_and_trainer_in_three_processes(tmp_path: Path) -> None:
         assert trainer.returncode == 0, err
         out, err = service.communicate(timeout=60)
         assert service.returncode == 0, err
-        assert "the trainer has finished: 16 groups posted" in out
+        posted = re.search(r"the trainer has finished: (\d+) groups posted", out)
+        assert posted is not None
+        assert int(posted[1]) >= 16
     finally:
         for process in reversed(started):
             if process.poll() is None:

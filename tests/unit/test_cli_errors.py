@@ -49,7 +49,7 @@ def refused(result: tuple[int, str, str], *said: str) -> None:
         (["train", "extra"], ["unexpected 'extra'"]),
         (["train", "--updates"], ["--updates", "expected one argument"]),
         (["train", "--updates", "few"], ["--updates", "valid integer", "'few'"]),
-        (["train", "--group-size", "0"], ["--group-size", "greater than or equal to 1", "'0'"]),
+        (["train", "--group-size", "0"], ["--group-size", "greater than or equal to 2", "'0'"]),
         (["train", "--reduction", "mean"], ["--reduction", "'episode_sum'", "'mean'"]),
         (["train", "--env-arg", "terse"], ["--env-arg 'terse'", "KEY=VALUE"]),
         (["train", "--config", "none.yaml"], ["'none.yaml'", "--dry-run"]),

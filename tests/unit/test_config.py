@@ -67,7 +67,7 @@ def test_history_becomes_an_argument_of_the_environment_only_where_it_is_set() -
 @given(
     updates=st.integers(0, 10**6),
     learning_rate=st.floats(1e-9, 1.0),
-    temperature=st.floats(0, 5),
+    temperature=st.floats(0.1, 5),
     name=st.none() | st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20),
     env_args=st.dictionaries(
         st.text("abc", min_size=1), st.integers() | st.booleans() | st.text("xyz:# -"), max_size=3
@@ -105,6 +105,7 @@ def test_each_field_is_a_flag_of_the_verbs_that_read_it(verb: str) -> None:
         "dtype": "float32",
         "entropy_over": "ids",
         "episodes": "2",
+        "group_size": "2",
         "final_episodes": "2",
     }
     words = [verb]
