@@ -195,7 +195,8 @@ class Config(BaseModel):
                 section = about["section"]
                 lines += ([""] if lines else []) + [f"# ---- {section}"]
             lines += textwrap.wrap(about["description"], 100, initial_indent="# ", subsequent_indent="# ")
-            lines.append(yaml.safe_dump({name: values[name]}, sort_keys=False, allow_unicode=True).rstrip())
+            # Escaped, not as Unicode: PyYAML writes some line ends bare and reads them back as blanks.
+            lines.append(yaml.safe_dump({name: values[name]}, sort_keys=False).rstrip())
         return "\n".join(lines) + "\n"
 
 

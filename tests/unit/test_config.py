@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_gym.cli.command import parse
@@ -64,6 +64,7 @@ def test_history_becomes_an_argument_of_the_environment_only_where_it_is_set() -
     assert Config(env_args={"a": 1}, history="latest").env_kwargs == {"a": 1, "history": "latest"}
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     updates=st.integers(0, 10**6),
     learning_rate=st.floats(1e-9, 1.0),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_gym.cli._charts import Line, bars, learning_curve
@@ -180,6 +180,7 @@ def test_a_chart_without_anything_to_draw_is_an_error() -> None:
         learning_curve([Line("a", [], "exact")], {}, x_label="x", y_label="y")
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
     reference=st.dictionaries(st.sampled_from("abc"), st.floats(-1e6, 1e6)),
