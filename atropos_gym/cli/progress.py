@@ -36,7 +36,7 @@ class Show:
 
     def say(self, text: str) -> None:
         """Prints one line."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Update]:

@@ -167,6 +167,7 @@ class Training:
                 deterministic=last,
                 env_kwargs=config.env_kwargs,
                 concurrency=config.concurrency,
+                progress=lambda done: None if done % 64 else update(done),
             )
             row: dict[str, Any] = {
                 "mean": result.mean,
