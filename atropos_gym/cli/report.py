@@ -21,6 +21,9 @@ __all__ = ["STAGES", "read_metrics", "render_report", "write_report"]
 #: The evaluated stages of a run, in order, with what the page calls them.
 STAGES = {"untrained": "untrained weights", "before": "after the format lesson", "after": "after GRPO"}
 
+#: Updates that the smooth line of the curve averages over.
+WINDOW = 9
+
 DEALER = "A 2 3 4 5 6 7 8 9 10".split()
 
 
@@ -111,7 +114,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         what = f"± {after['stderr']:.4f} played, {after['episodes']:,} episodes"
         tiles.append((_signed(after["mean"]), what))
     if summary.get("optimal") is not None:
-        tiles.append((_signed(summary["optimal"]), "the best there is"))
+        tiles.append((_signed(summary["optimal"]), "optimal play"))
     if summary.get("episodes_trained"):
         updates, episodes = summary.get("updates", 0), summary["episodes_trained"]
         tiles.append(
@@ -188,7 +191,8 @@ def _curve(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
     if not rollout and not exact:
         return ""
     lines = [
-        Line("return of sampled episodes, mean of each update", rollout, "rollout"),
+        Line("return of sampled episodes, mean of each update", rollout, "update"),
+        Line(f"the same, mean of {WINDOW} updates", moving_mean(rollout, WINDOW), "rollout"),
         Line("exact value of greedy play", exact, "exact", dots=True),
     ]
     if not exact and summary.get("after"):
@@ -197,6 +201,23 @@ def _curve(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
         lines.append(Line("evaluation", played, "played", dots=True))
     chart = learning_curve(lines, references(summary), x_label="update", y_label="return per episode")
     return _section("Learning curve", chart)
+
+
+def moving_mean(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
+    """Returns each point's mean with its neighbours, fewer at the ends; nothing for few points.
+
+    Example:
+        >>> moving_mean([(1, 0.0), (2, 3.0), (3, 6.0)], 3)
+        [(1, 1.5), (2, 3.0), (3, 4.5)]
+    """
+    if len(points) < window:
+        return []
+    half = window // 2
+    means = []
+    for k, (x, _) in enumerate(points):
+        near = [y for _, y in points[max(0, k - half) : k + half + 1]]
+        means.append((x, sum(near) / len(near)))
+    return means
 
 
 def _tables(summary: Mapping[str, Any]) -> str:

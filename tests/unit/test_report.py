@@ -157,6 +157,7 @@ def test_the_page_is_made_of_the_runs_files(tmp_path: Path) -> None:
     path = write_report(tmp_path)
     page = path.read_text(encoding="utf-8")
     assert "<p>sample</p>" in page
+    assert '<polyline class="line update"' in page
     assert '<polyline class="line rollout"' in page
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "metrics.jsonl",
