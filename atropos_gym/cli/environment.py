@@ -58,6 +58,8 @@ def make_env(name: str, kwargs: Mapping[str, Any]) -> TextEnv:
         env = gymnasium.make(found, **kwargs).unwrapped if isinstance(found, str) else found(**kwargs)
     except AtroposError:
         raise
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"{name} cannot be made: {error}") from error
     except TypeError as error:
         if "keyword argument" not in str(error):
             raise

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atropos_gym.cli._charts import Line, bars, learning_curve
+from atropos_gym.html import STYLE
 
-__all__ = ["STAGES", "read_metrics", "render_report", "write_report"]
-
-#: The evaluated stages of a run, in order, with what the page calls them.
-STAGES = {"untrained": "untrained weights", "before": "after the format lesson", "after": "after GRPO"}
+__all__ = ["read_metrics", "references", "render_report", "stage_titles", "write_report"]
 
 #: Updates that the smooth line of the curve averages over.
 WINDOW = 9
@@ -76,6 +74,7 @@ def render_report(
         True
     """
     css = resources.files("atropos_gym.cli").joinpath("report.css").read_text(encoding="utf-8")
+    css += STYLE if samples else ""
     title = f"A language model learns {str(summary['env']).split('/')[-1].rsplit('-v', 1)[0]}"
     sections = [
         _stages(summary),
@@ -131,15 +130,15 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 
 def _stages(summary: Mapping[str, Any]) -> str:
-    present = [stage for stage in STAGES if summary.get(stage)]
-    exact = any(summary[stage].get("exact") is not None for stage in present)
+    stages = stage_titles(summary)
+    exact = any(summary[stage].get("exact") is not None for stage in stages)
     head = ["stage", "play", "return ± standard error", "episodes", "valid"]
     head += ["exact, greedy", "exact, sampled"] if exact else []
     rows = []
-    for stage in present:
+    for stage, title in stages.items():
         row = summary[stage]
         cells = [
-            STAGES[stage],
+            title,
             str(row.get("play", "")),
             f"{_signed(row['mean'])} ± {row['stderr']:.4f}",
             f"{row['episodes']:,}",
@@ -159,7 +158,7 @@ def _stages(summary: Mapping[str, Any]) -> str:
         first = ""
     header = "".join(f"<th>{escape(word)}</th>" for word in head)
     return _section(
-        "Three stages" if len(present) == 3 else "Before and after",
+        "Three stages" if len(stages) == 3 else "Before and after",
         f'<table class="stages"><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         + (
             '<p class="quiet">Exact values are computed by dynamic programming over the answer that the '
@@ -168,6 +167,18 @@ def _stages(summary: Mapping[str, Any]) -> str:
             else ""
         ),
     )
+
+
+def stage_titles(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the stages that were evaluated, in order, with what people call them.
+
+    Example:
+        >>> stage_titles({"before": {"mean": 0.1}, "after": {"mean": 0.2}})
+        {'before': 'before GRPO', 'after': 'after GRPO'}
+    """
+    lesson = "after the format lesson" if summary.get("untrained") else "before GRPO"
+    titles = {"untrained": "untrained weights", "before": lesson, "after": "after GRPO"}
+    return {stage: title for stage, title in titles.items() if summary.get(stage)}
 
 
 def references(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from atropos_gym.cli.environment import find_env
 from atropos_gym.cli.folder import RunFolder, write_whole
-from atropos_gym.cli.report import STAGES
+from atropos_gym.cli.report import stage_titles
 from atropos_gym.engines.base import SamplingParams
-from atropos_gym.html import STYLE, render_group
+from atropos_gym.html import render_group
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.writers import JSONLWriter, pieces_of, read_jsonl
 
@@ -24,7 +24,7 @@ def write_samples(folder: RunFolder, model: Any, stage: str) -> None:
     Args:
         folder: the run's.
         model: the learner; its engine plays at the run's temperature.
-        stage: one of ``STAGES``.
+        stage: its name in the summary, where it stands already.
     """
     config = folder.config
     collector = GroupCollector(
@@ -47,8 +47,8 @@ def write_samples(folder: RunFolder, model: Any, stage: str) -> None:
     finally:
         collector.close()
     pieces = pieces_of(model.tokenizer)
-    parts = [f'<style>{STYLE}</style><div class="ag">']
-    for name, title in STAGES.items():
+    parts = ['<div class="ag">']
+    for name, title in stage_titles(folder.summary).items():
         played = rollouts / f"{name}.jsonl"
         if not played.is_file():
             continue

@@ -16,7 +16,7 @@ from atropos_gym.cli.folder import RunFolder
 from atropos_gym.cli.mistakes import need_learner
 from atropos_gym.cli.models import find_model
 from atropos_gym.cli.progress import Show
-from atropos_gym.cli.report import STAGES, references
+from atropos_gym.cli.report import references, stage_titles
 
 __all__ = ["run", "stages_table"]
 
@@ -79,21 +79,20 @@ def stages_table(summary: dict[str, Any]) -> str:
         random                                                           -0.7000
     """
     rows = []
-    for stage, title in STAGES.items():
-        row = summary.get(stage)
-        if row:
-            rows.append(
-                (
-                    title,
-                    row["play"],
-                    f"{row['mean']:.4f}",
-                    f"{row['stderr']:.4f}",
-                    str(row["episodes"]),
-                    f"{100 * row['valid']:.1f} %",
-                    _exact(row.get("exact")),
-                    _exact(row.get("exact_sampled")),
-                )
+    for stage, title in stage_titles(summary).items():
+        row = summary[stage]
+        rows.append(
+            (
+                title,
+                row["play"],
+                f"{row['mean']:.4f}",
+                f"{row['stderr']:.4f}",
+                str(row["episodes"]),
+                f"{100 * row['valid']:.1f} %",
+                _exact(row.get("exact")),
+                _exact(row.get("exact_sampled")),
             )
+        )
     rows += [(name, "", "", "", "", "", f"{value:.4f}", "") for name, value in references(summary).items()]
     head = ("stage", "play", "mean return", "stderr", "episodes", "valid", "exact greedy", "exact sampled")
     return table(rows, head)

@@ -183,9 +183,10 @@ class Training:
                 row["exact_sampled"] = self.scorer.value(self.scorer.sampled(self.model))
                 if last:
                     self.folder.summary["tables"] = {"learned": letters(table), "textbook": letters()}
+            self.folder.summary[stage] = row
             write_samples(self.folder, self.model, stage)
             update(episodes, f"return {result.mean:+.4f} ± {result.stderr:.4f}")
-        self._save(**{stage: row}, swaps=self._swaps())
+        self._save(swaps=self._swaps())
 
     def _check_lesson(self) -> None:
         """Raises LessonFailed unless the lesson's policy has the format and plays like a random player."""
