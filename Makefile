@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 SEED   ?= 0
-NAME   ?= demo
+NAME   ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all check format clean
@@ -31,7 +31,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.learn $(VENV)/.test
 
 demo: $(VENV)/.learn  ## a tiny language model learns Blackjack; the path of its report is printed
-	$(BIN)/atropos-gym train --name $(NAME) --seed $(SEED)
+	$(BIN)/atropos-gym train --seed $(SEED) $(if $(NAME),--name $(NAME))
 
 test: $(VENV)/.test  ## the unit suite
 	$(BIN)/python -m pytest

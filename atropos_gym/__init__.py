@@ -13,9 +13,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 # A checkout whose links were not made (core.symlinks=false) finds the outer folders beside the package.
-_root = Path(__file__).resolve().parent.parent
-if (_root / "pyproject.toml").is_file() and (_root / "wrappers" / "__init__.py").is_file():
-    __path__.append(str(_root))
+_here = Path(__file__).resolve().parent
+if not (_here / "wrappers").is_dir() and (_here.parent / "wrappers" / "__init__.py").is_file():
+    __path__.append(str(_here.parent))
 
 _PUBLIC = {
     "BatchClient": "atropos_gym.batch_server.client",

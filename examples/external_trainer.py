@@ -1,6 +1,6 @@
 """A trainer of your own: it polls ``/batch`` and does its update in plain torch.
 
-Three processes, each in a terminal of its own (``BASE`` is a model's folder, such as ``runs/demo/base``, which
+Three processes, each in a terminal of its own (``BASE`` is a model's folder, such as ``runs/blackjack-1/base``, which
 ``make demo`` leaves behind: a tiny model that knows the format of an answer and nothing of the game):
 
     atropos-gym serve --port 8000
@@ -76,7 +76,7 @@ def loss_of(model: torch.nn.Module, rows: list) -> torch.Tensor:
     return -surrogate.sum() / trained.sum()
 
 
-def main(base: str, server: str, updates: int = 30, learning_rate: float = 2e-3) -> list[float]:
+def main(base: str, server: str, updates: int = 30, learning_rate: float = 4e-3) -> list[float]:
     """Trains an adapter on what the server hands out; returns the mean score of every batch."""
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),

@@ -207,7 +207,7 @@ MAIN_JOB: dict[str, Any] = {
     "env_args": {"describe": "terse"},
     "history": "latest",
     "policy": "tiny",
-    "warm_up": 250,
+    "warm_up": 350,
     "check_lesson": True,
     "group_size": 8,
     "groups_per_update": 96,

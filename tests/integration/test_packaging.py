@@ -135,7 +135,18 @@ def test_an_editable_install_exposes_the_package_alone(clone: Path, tmp_path: Pa
 def test_a_checkout_without_links_still_imports(clone: Path, tmp_path: Path) -> None:
     """Where links are not made (core.symlinks=false) they are text files; ``__path__`` finds the folders."""
     copy = tmp_path / "copy"
-    run("git", "-c", "core.symlinks=false", "clone", "-q", "-c", "core.symlinks=false", clone, copy, cwd=tmp_path)
+    run(
+        "git",
+        "-c",
+        "core.symlinks=false",
+        "clone",
+        "-q",
+        "-c",
+        "core.symlinks=false",
+        clone,
+        copy,
+        cwd=tmp_path,
+    )
     assert not (copy / "atropos_gym" / "envs").is_symlink()
     code = "import atropos_gym.envs, atropos_gym.wrappers, atropos_gym.trainers; print('ok')"
     assert run(sys.executable, "-c", code, cwd=copy, PYTHONPATH=str(copy)).strip() == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -48,6 +49,11 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> No
 def test_an_outer_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
     with pytest.raises(ImportError, match=f"atropos_gym.{folder}"):
         importlib.import_module(folder)
+
+
+@pytest.mark.parametrize("name", ["tests", "examples", "atropos_gym"])
+def test_nothing_else_of_a_clone_becomes_part_of_the_package(name: str) -> None:
+    assert importlib.util.find_spec(f"atropos_gym.{name}") is None
 
 
 def test_ids_are_registered_by_importing_the_package() -> None:

@@ -1,0 +1,185 @@
+"""The whole bridge on a real model: SmolLM2-135M-Instruct plays, learns, and is swapped while it serves.
+
+1. ``atropos-gym collect`` plays 8 GSM8K groups of 4.
+2. 20 GRPO steps on Arithmetic: at every version engine and learner agree about the sampled ids, before and
+   after the swap, and a control adapter disagrees by 100 times more; neighbouring versions are told apart.
+
+Run with ``-s`` to see the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, MOST_UPDATES = 20, 40  # an update whose groups all have equal scores takes no step
+MEAN, MAX = 2e-5, 2e-4
+
+
+@pytest.fixture(scope="module")
+def gsm8k() -> Path:
+    path = Path(
+        os.environ.get("ATROPOS_GYM_GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+    )
+    if not path.is_file():
+        pytest.skip("no GSM8K file: set ATROPOS_GYM_GSM8K to a JSONL with question and answer on each line")
+    return path
+
+
+def test_collect_plays_gsm8k_in_groups(smollm2_folder: Path, gsm8k: Path, tmp_path: Path) -> None:
+    out = tmp_path / "gsm8k.jsonl"
+    command = [sys.executable, "-m", "atropos_gym", "collect", "--env", "atropos/GSM8K-v0"]
+    command += ["--env-arg", f"data={gsm8k}", "--env-arg", "max_turn_tokens=160"]
+    command += ["--policy", str(smollm2_folder), "--groups", "8", "--group-size", "4", "--out", str(out)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    episodes = [json.loads(line) for line in out.read_text().splitlines()]
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for episode in episodes:
+        groups.setdefault(episode["group"], []).append(episode)
+    assert {len(members) for members in groups.values()} == {4}
+    assert len(groups) == 8
+    for members in groups.values():
+        questions = {member["messages"][-2]["content"] for member in members}
+        assert len(questions) == 1
+        assert len({tuple(member["rows"][0]["ids"]) for member in members}) > 1
+    rewards = [sum(episode["rewards"]) for episode in episodes]
+    assert set(rewards) <= {0.0, 1.0}
+    print(json.dumps({"gsm8k_right": sum(rewards), "of": len(rewards)}))
+
+
+class Reference:
+    """Scores ids under any version's folder by a plain forward of transformers and peft, one row at a time."""
+
+    def __init__(self, base: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+
+    def add(self, name: str, folder: Path) -> None:
+        from peft import PeftModel
+
+        if not isinstance(self.model, PeftModel):
+            self.model = PeftModel.from_pretrained(self.model, folder, adapter_name=name)
+        else:
+            self.model.load_adapter(folder, adapter_name=name)
+        self.model.eval()
+
+    def add_control(self, like: str) -> None:
+        """Adds the adapter ``control``: the shape of ``like``, with B drawn from N(0, 0.01)."""
+        import torch
+
+        self.model.add_adapter("control", self.model.peft_config[like])
+        generator = torch.Generator().manual_seed(5)
+        for name, parameter in self.model.named_parameters():
+            if ".lora_B.control." in name:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.copy_(noise * 0.01)
+        self.model.eval()
+
+    def __call__(self, name: str, rows: list[tuple[list[int], list[int]]]) -> np.ndarray:
+        from tests.tools.tiny_llama import full_logprobs
+
+        self.model.set_adapter(name)
+        return np.concatenate([full_logprobs(self.model, prompt, ids) for prompt, ids in rows])
+
+
+def test_grpo_learns_arithmetic_with_a_swapped_adapter(smollm2_folder: Path, tmp_path: Path) -> None:
+    from atropos_gym import GRPO, evaluate
+    from atropos_gym.engines.base import SamplingParams
+    from atropos_gym.trainers.slope import Slope, slope_test
+
+    env_kwargs = {"difficulty": 1, "high": 4, "max_turn_tokens": 16}
+    with GRPO(
+        str(smollm2_folder),
+        "atropos/Arithmetic-v0",
+        env_kwargs=env_kwargs,
+        group_size=4,
+        groups_per_update=4,
+        learning_rate=2e-4,
+        temperature=0.5,
+        folder=tmp_path / "run",
+        seed=0,
+    ) as model:
+        tokenizer = model.tokenizer
+        before = evaluate("atropos/Arithmetic-v0", model, 48, seed=1, env_kwargs=env_kwargs)
+        reference = Reference(smollm2_folder)
+        import gymnasium
+
+        env = gymnasium.make("atropos/Arithmetic-v0", tokenizer=tokenizer, **env_kwargs)
+        prompts = [env.reset(seed=seed)[0].tolist() for seed in range(4)]
+        stop_ids = env.unwrapped.stop_ids
+
+        def sample() -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
+            """Rows that the engine samples under its newest version, and its logprobs of them."""
+            params = [SamplingParams(16, seed=i, stop_ids=stop_ids) for i in range(len(prompts))]
+            said = model.engine.generate_batch(prompts, params)
+            rows = [(p, list(c.ids)) for p, c in zip(prompts, said, strict=True)]
+            return rows, np.concatenate([np.array(c.logprobs) for c in said])
+
+        def learner(rows: list[tuple[list[int], list[int]]]) -> np.ndarray:
+            return np.concatenate(model.score([p for p, _ in rows], [ids for _, ids in rows]))
+
+        differences: list[np.ndarray] = []
+        old_rows: list[tuple[list[int], list[int]]] = []
+        slopes: list[Slope] = []
+        controls: list[float] = []
+        steps = 0
+        for update in range(1, MOST_UPDATES + 1):
+            if update > 1:  # before the swap: the version that is about to be replaced
+                differences.append(learner(old_rows) - old_engine)
+            model.learn(updates=1, reset_num_timesteps=False)
+            assert model.engine.newest == model.version == update
+            stepped = model.logger.name_to_value["train/grad_norm"] > 0
+            steps += stepped
+            old_rows, old_engine = sample()  # after the swap
+            differences.append(learner(old_rows) - old_engine)
+            if stepped and update > 1 and (len(slopes) < 3 or steps == STEPS):
+                old, new = f"{model.run}-v{update - 1}", f"{model.run}-v{update}"
+                for name in (old, new):
+                    reference.add(name, next(model.adapter_dir.glob(f"**/{name}")))
+                if not controls:
+                    reference.add_control(new)
+                now = reference(new, old_rows)
+                assert np.abs(now - old_engine).mean() < MEAN
+                controls.append(np.abs(reference("control", old_rows) - old_engine).mean())
+                previous = reference(old, old_rows)
+                slopes.append(slope_test(old_engine, now, previous))
+                stale = slope_test(previous, now, previous)
+                assert stale.verdict == "not_swapped", stale
+            if steps == STEPS:
+                break
+        after = evaluate("atropos/Arithmetic-v0", model, 48, seed=1, env_kwargs=env_kwargs)
+
+    every = np.abs(np.concatenate(differences))
+    figures = {
+        "updates": update,
+        "steps": steps,
+        "mean": float(every.mean()),
+        "max": float(every.max()),
+        "ids": int(every.size),
+        "control_mean": float(min(controls)),
+        "slopes": [round(s.slope, 4) for s in slopes],
+        "slope_rms": [float(f"{s.rms:.2g}") for s in slopes],
+        "accuracy_before": before.mean,
+        "accuracy_after": after.mean,
+        "stderr": after.stderr,
+    }
+    print(json.dumps(figures))
+    assert every.mean() < MEAN
+    assert every.max() < MAX
+    assert min(controls) > 100 * every.mean()
+    assert steps == STEPS
+    assert [s.verdict for s in slopes] == ["swapped"] * 4
