@@ -2,8 +2,8 @@
 
     python examples/gsm8k.py MODEL [--data test.jsonl] [--updates 20]
 
-``MODEL`` is a Hugging Face name or folder, such as ``HuggingFaceTB/SmolLM2-135M-Instruct``. Without ``--data``
-the problems come from the hub (``pip install 'atropos-gym[data]'``); a file holds one
+``MODEL`` is a Hugging Face name or folder, such as ``HuggingFaceTB/SmolLM2-135M-Instruct``. The problems come
+from the hub (``pip install 'atropos-gym[data]'``), or with ``--data`` from a file that holds one
 ``{"question": ..., "answer": "... #### 42"}`` a line. On a CPU a 135M model takes about a minute an update.
 """
 

@@ -95,7 +95,7 @@ def test_an_external_trainer_learns_from_the_server_in_plain_torch(base: Path, s
 def test_gsm8k_trains_on_a_real_model(smollm2_folder: Path, tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text(
-        '{"question": "Tom has 3 apples and buys 4 more. How many apples has he?", "answer": "3+4=7\\n#### 7"}\n'
+        '{"question": "Tom has 3 apples, buys 4 more. How many has he?", "answer": "3+4=7\\n#### 7"}\n'
         '{"question": "A box holds 6 eggs. How many eggs do 2 boxes hold?", "answer": "#### 12"}\n'
     )
     sizes = ["--updates", "1", "--groups", "1", "--group-size", "2", "--episodes", "2"]

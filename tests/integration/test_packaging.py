@@ -89,9 +89,8 @@ def test_a_wheel_holds_exactly_the_source_files(built: dict[str, Path], way: str
 
 
 def test_nothing_generic_lands_in_site_packages(core: Path) -> None:
-    code = "import importlib.util as u; print([n for n in %r if u.find_spec(n)])" % (
-        [*OUTER, "tests", "examples"],
-    )
+    names = [*OUTER, "tests", "examples"]
+    code = f"import importlib.util as u; print([n for n in {names!r} if u.find_spec(n)])"
     assert run(core, "-c", code, cwd=core.parent).strip() == "[]"
 
 
