@@ -1,6 +1,6 @@
 """A trainer of your own: it polls ``/batch`` and does its update in plain torch.
 
-Three processes, each in a terminal of its own. ``BASE`` is a model's folder, such as ``runs/blackjack-1/base``,
+Three processes, each in a terminal of its own. ``BASE`` is a model folder, such as ``runs/blackjack-1/base``,
 which ``make demo`` leaves behind: a tiny model that knows the format of an answer and nothing of the game.
 
     atropos-gym serve --port 8000
