@@ -323,7 +323,7 @@ class _Run:
 def _place(group: ScoredDataGroup) -> tuple[int, int, list[list[int]]]:
     """Where a group stands in a fixed order: by environment and number, else by its ids."""
     number = (group.group_overrides or {}).get("number")
-    return group.env_id or 0, -1 if number is None else int(number), group.tokens
+    return group.env_id or 0, number if isinstance(number, int) else -1, group.tokens
 
 
 def _rollout(batch: Batch) -> Metrics:

@@ -208,15 +208,69 @@ def _sources(number: int, body: ScoredDataGroup, rules: RowRules) -> list[_Sourc
     found = []
     for row in range(len(body.tokens)):
         override = (overrides[row] if row < len(overrides) else None) or {}
-        temperature = override.get("temperature", params.get("temperature", shared.get("temperature", 1.0)))
-        versions = override.get("turn_versions")
-        version = min(versions) if versions else override.get("policy_version", shared.get("policy_version"))
+        temperature = next(
+            (
+                said["temperature"]
+                for said in (override, params, shared)
+                if said.get("temperature") is not None
+            ),
+            1.0,
+        )
         score = body.scores[row] if row < len(body.scores) else math.nan
-        episode = override.get("episode", ("row", row))
+        episode, own_reason, own_detail = override.get("episode"), reason, detail
+        if episode is None:
+            episode = ("row", row)
+        elif not isinstance(episode, (int, str)):
+            own_reason, own_detail = reason or "episode_no_name", detail or f"episode {episode!r:.60}"
+            episode = ("row", row)
         found.append(
-            _Source(number, row, body, score, override, episode, temperature, version, reason, detail)
+            _Source(
+                number,
+                row,
+                body,
+                score,
+                override,
+                episode,
+                _number(temperature),
+                _version(override, shared),
+                own_reason,
+                own_detail,
+            )
         )
     return found
+
+
+def _number(value: Any) -> float:
+    """A number that somebody sent as a float, NaN for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _numbers(values: Any) -> list[float] | None:
+    """A list of finite numbers; None for what is none."""
+    if not isinstance(values, (list, tuple)):
+        return None
+    numbers = [_number(value) for value in values]
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _version(override: Mapping[str, Any], shared: Mapping[str, Any]) -> int | None:
+    """The oldest version that sampled in a row; what is no integer says nothing."""
+    turns = override.get("turn_versions")
+    if isinstance(turns, (list, tuple)) and turns:
+        versions = [version for version in map(_integer, turns) if version is not None]
+        if len(versions) == len(turns):
+            return min(versions)
+    own = _integer(override.get("policy_version"))
+    return _integer(shared.get("policy_version")) if own is None else own
 
 
 def _checked_rows(sources: Sequence[_Source], rules: RowRules) -> list[Row | None]:
@@ -315,9 +369,17 @@ def _turns(source: _Source, positions: IntArray, length: int) -> tuple[tuple[int
     if named is None:
         breaks = np.flatnonzero(np.diff(positions) > 1) + 1
         return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(positions, breaks) if len(run))
-    if any(not 0 < start <= end <= length for start, end in named):
+    if not isinstance(named, (list, tuple)):
         return None
-    return tuple((int(start), int(end)) for start, end in named)
+    turns: list[tuple[int, int]] = []
+    for span in named:
+        if not isinstance(span, (list, tuple)) or len(span) != 2:
+            return None
+        start, end = map(_integer, span)
+        if start is None or end is None or not 0 < start <= end <= length:
+            return None
+        turns.append((start, end))
+    return tuple(turns)
 
 
 def _assign_advantages(sources: Sequence[_Source], rules: RowRules, batch: Batch) -> list[FloatArray | float]:
@@ -388,9 +450,7 @@ def _played(sources: Sequence[_Source]) -> list[PlayedEpisode]:
     episodes: dict[tuple[int, Hashable], PlayedEpisode] = {}
     for source in sources:
         episode = episodes.setdefault((source.group, source.episode), PlayedEpisode(source.score))
-        rewards = source.override.get("turn_rewards")
-        if rewards:
-            episode.turn_rewards.extend(float(reward) for reward in rewards)
+        episode.turn_rewards.extend(_numbers(source.override.get("turn_rewards")) or ())
         success = source.override.get("success")
         if success is not None:
             episode.success = bool(success)

@@ -304,3 +304,72 @@ def test_micro_batches_hold_every_row_once_and_keep_the_limit(
     for batch in batches:
         padded = len(batch) * max(lengths[k] for k in batch)
         assert padded <= max_ids or len(batch) == 1
+
+
+# -- what strangers write ------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    *(None, True, -1, 0, 1.5, "x", "", [], {}, [None], ["a"], [5], [[1]], [[1, 2, 3]], [[1, "a"]]),
+    *([[None, 2]], [[1.5, 2]], {"a": 1}, 10**400, [10**400], 1e300),
+]
+OVERRIDES = (
+    *("temperature", "turns", "turn_versions", "policy_version", "episode", "turn_rewards", "success"),
+    *("set_advantage_to_zero", "truncated", "cut"),
+)
+GROUP_OVERRIDES = ("temperature", "policy_version", "tokenizer_fingerprint", "segments", "number")
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [
+        *(("overrides", key) for key in OVERRIDES),
+        *(("group_overrides", key) for key in GROUP_OVERRIDES),
+        ("generation_params", "temperature"),
+    ],
+)
+def test_free_fields_may_hold_anything_and_never_stop_a_run(where: str, key: str, value: Any) -> None:
+    said: Any = {key: value}
+    body = group([1.0, 0.0], **{where: [said, {}] if where == "overrides" else said})
+    batch = read_batch([body, group([1.0, 0.0])], RowRules(512, version=0, fingerprint="f"))
+    assert batch.rows_in == len(batch.rows) + sum(batch.dropped.values()) == 4
+    assert len(batch.rows) >= 2 and batch.turns >= 1
+
+
+def test_null_in_a_free_field_says_nothing() -> None:
+    nulls = {"temperature": None, "episode": None, "turn_versions": None, "policy_version": None}
+    body = group(
+        [1.0, 0.0],
+        overrides=[nulls, {**nulls, "turns": None, "turn_rewards": None}],
+        generation_params={"temperature": None},
+        group_overrides={"temperature": 0.5, "policy_version": 3},
+    )
+    batch = read_batch([body], RowRules(512, version=3))
+    assert not batch.dropped
+    assert [(row.temperature, row.version, row.advantages[0]) for row in batch.rows] == [
+        (0.5, 3, 0.5),
+        (0.5, 3, -0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"turns": [[1, "3"]]}, "turns_mismatch"),
+        ({"turns": 5}, "turns_mismatch"),
+        ({"episode": [0]}, "episode_no_name"),
+    ],
+)
+def test_a_row_that_says_nonsense_is_refused_by_name(override: dict[str, Any], reason: str) -> None:
+    batch = read_batch([group([1.0, 0.0], overrides=[override, {}])], RULES)
+    assert counts(batch) == {reason: 1} and len(batch.rows) == 1
+
+
+@pytest.mark.parametrize(
+    "override", [{"policy_version": "7"}, {"turn_versions": ["7"]}, {"turn_versions": 7}]
+)
+def test_a_version_that_is_no_integer_is_unknown(override: dict[str, Any]) -> None:
+    batch = read_batch([group([1.0, 0.0], overrides=[override, {}])], RowRules(512, version=7))
+    assert batch.unknown_version == 2 and not batch.dropped
