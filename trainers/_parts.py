@@ -40,6 +40,7 @@ class Parts:
         scorer: scores rows under the current adapter.
         trie: answers of the tasks, once looked up.
         previous: the adapter that the slope test compares with.
+        registered_at: the server whose trainer this learner is.
         sync: runs the engine's coroutines.
     """
 
@@ -51,6 +52,7 @@ class Parts:
     scorer: Any = None
     trie: AnswerTrie | None = None
     previous: dict[str, Tensor] | None = None
+    registered_at: str | None = None
     sync: Sync = field(default_factory=Sync)
 
 

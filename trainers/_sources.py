@@ -286,7 +286,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
     client = BatchClient(model.server)
     client.register(
         # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
-        takeover=model._n_updates > 0,
+        takeover=model._n_updates > 0 or model._parts.registered_at == model.server,
         wandb_group=model.run,
         wandb_project="atropos-gym",
         batch_size=model.groups_per_update * model.group_size,
@@ -298,6 +298,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
         groups_per_update=model.groups_per_update,
         max_policy_lag=model.max_staleness,
     )
+    model._parts.registered_at = model.server
     source = ServerSource(
         client,
         groups=model.groups_per_update,

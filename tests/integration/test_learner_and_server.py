@@ -136,6 +136,17 @@ def test_learning_twice_on_one_server_makes_two_runs(server: ServerProcess, tmp_
         assert runs[0] != runs[1] and model.version == 3
 
 
+def test_learning_again_from_the_start_is_the_same_trainers_business(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    with learner(server, tmp_path) as model:
+        for k in range(2):  # as SB3 counts: from 0 each time
+            serve = Serve(server, first_number=3 * k)
+            model.learn(updates=1 + k, callback=serve)
+            serve.stop()
+        assert model._n_updates == 2 and model.version == 4
+
+
 def test_a_learner_that_only_knows_the_url(server: ServerProcess, tmp_path: Path) -> None:
     with (
         GRPO("tiny", server.url, folder=tmp_path, **SMALL) as model,
