@@ -47,6 +47,8 @@ MaskId = Annotated[int, Field(strict=True, ge=-(2**31), le=MAX_TOKEN_ID)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 # Settings are read as the original reads them: "8" and 8.0 are 8.
 Integer = Annotated[int, BeforeValidator(_no_bool)]
+# They are calculated with: beyond 64 bits a number is no setting but a mistake.
+Setting = Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 
 # The first bad number of a list ends it: a million bad ones are not a million errors.
@@ -179,14 +181,14 @@ class Registration(BaseModel):
 
     wandb_group: str
     wandb_project: str
-    batch_size: Annotated[Integer, Field(ge=1)]
-    max_token_len: Integer
+    batch_size: Annotated[Setting, Field(ge=1)]
+    max_token_len: Setting
     checkpoint_dir: str
-    save_checkpoint_interval: Integer
-    starting_step: Annotated[Integer, Field(ge=0)]
-    num_steps: Integer
-    groups_per_update: Annotated[Integer, Field(ge=1)] | None = None
-    max_policy_lag: Annotated[Integer, Field(ge=0)] | None = None
+    save_checkpoint_interval: Setting
+    starting_step: Annotated[Setting, Field(ge=0)]
+    num_steps: Setting
+    groups_per_update: Annotated[Setting, Field(ge=1)] | None = None
+    max_policy_lag: Annotated[Setting, Field(ge=0)] | None = None
     exact_batches: bool = False
 
 
@@ -210,10 +212,10 @@ class EnvRegistration(BaseModel):
         min_batch_allocation: least share of a batch, 0 to 1.
     """
 
-    max_token_length: Integer
+    max_token_length: Setting
     desired_name: Annotated[str, BeforeValidator(_clean_name)] = "env"
     weight: Annotated[Real, Field(ge=0.0)]
-    group_size: Annotated[Integer, Field(ge=1)]
+    group_size: Annotated[Setting, Field(ge=1)]
     min_batch_allocation: Annotated[Real, Field(ge=0.0, le=1.0)] | None = None
 
 

@@ -39,6 +39,8 @@ def choose(
     [0, 2]
     >>> choose([4, 4], 6)
     """
+    if sum(sizes) < total:  # sums are bits: a total from outside must not decide how many there are
+        return None
     if not least and (prefix := _exact_prefix(sizes, total)) is not None:
         return prefix
     kinds = _kinds(sizes, owners, least or {})
@@ -71,6 +73,7 @@ def choose_below(sizes: Sequence[int], total: int) -> list[int]:
     [0]
     """
     reachable = 1
+    total = min(total, sum(sizes) + 1)
     for size in sizes[1:]:
         reachable |= (reachable << size) & ((1 << max(total - sizes[0], 1)) - 1)
     rest = choose(sizes[1:], reachable.bit_length() - 1)

@@ -57,6 +57,8 @@ class Unit:
         deliveries: how often it was handed out.
         step: number of the batch that it was first handed out in.
         passed_at: when a batch was first formed, or sought, without it though it was the oldest.
+        came_under: newest version of the policy when it came, or to which that moved on while it was queued;
+            groups that name no version count for this one.
         place: where it is now.
     """
 
@@ -64,6 +66,7 @@ class Unit:
     deliveries: int = 0
     step: int | None = None
     passed_at: float | None = None
+    came_under: int | None = None
     place: Place = Place.GONE
 
     @property

@@ -68,12 +68,16 @@ class Lease:
 
 
 class LeaseBook:
-    """The open leases, and the last ones that ended."""
+    """The open leases, and the last ones that ended.
+
+    Attributes:
+        number: how many leases there have been.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, Lease] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
-        self._number = 0
+        self.number = 0
 
     def __contains__(self, lease: Lease) -> bool:
         return self._open.get(lease.batch_id) is lease
@@ -85,9 +89,9 @@ class LeaseBook:
 
     def open(self, units: list[Unit], *, step: int, first: bool, seconds: float | None, now: float) -> Lease:
         """Opens a lease on these units."""
-        self._number += 1
+        self.number += 1
         lease = Lease(
-            batch_id=f"b-{self._number}",
+            batch_id=f"b-{self.number}",
             units=tuple(units),
             numbers=tuple(unit.number for unit in units),
             group_count=sum(len(unit.groups) for unit in units),

@@ -26,6 +26,7 @@ class MemoryStore:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._envs = EnvBook()
+        self._number = 0
         self._clear()
 
     @property
@@ -46,14 +47,18 @@ class MemoryStore:
         self._replaced: set[str] = set()
         self._trainer_seen_at = 0.0
         self._latest: bytes | None = None
-        self._number = 0
 
     def reset(self) -> None:
-        """Forgets everything but the numbers of environments, which stay valid."""
+        """Forgets everything but the numbers of environments, which stay valid.
+
+        Names of groups and batches go on: one from before the reset must not mean another one after it.
+        """
         for env in self._envs:
             env.connected = False
             env.buffer = []
+        batches = self._stock.leases.number
         self._clear()
+        self._stock.leases.number = batches
 
     def tick(self, now: float) -> None:
         """Does what is due: leases run out, buffers are released, silent environments leave."""

@@ -66,7 +66,7 @@ class Stock:
 
     def put(self, groups: Iterable[StoredGroup]) -> None:
         """Queues the groups as one unit: they will be delivered together."""
-        unit = Unit(tuple(groups))
+        unit = Unit(tuple(groups), came_under=self.policy_version)
         self.groups_of_version += self._of_version(unit)
         self._enqueue(unit)
 
@@ -102,7 +102,10 @@ class Stock:
         """How many of its groups count for the newest version; who does not say, counts."""
         if self.policy_version is None:
             return len(unit.groups)
-        return sum(group.policy_version in (None, self.policy_version) for group in unit.groups)
+        return sum(
+            (unit.came_under if group.policy_version is None else group.policy_version) == self.policy_version
+            for group in unit.groups
+        )
 
     def sweep(self) -> None:
         """Sets aside what no longer fits, after settings or version have changed."""
@@ -114,9 +117,9 @@ class Stock:
     def follow(self, version: int) -> None:
         """Goes on to a newer version of the policy."""
         self.policy_version = version
-        self.groups_of_version = sum(
-            group.policy_version == version for unit in self.queue for group in unit.groups
-        )
+        for unit in self.queue:
+            unit.came_under = version
+        self.groups_of_version = sum(map(self._of_version, self.queue))
         self.sweep()
 
     @property

@@ -692,3 +692,36 @@ def test_a_short_batch_says_its_size(started: LocalServer) -> None:
     started.clock.advance(30)
     reply = started.call("GET", "/batch")
     assert (reply.headers["x-batch-sequences"], len(reply.json()["batch"])) == ("6", 1)
+
+
+# -- numbers beyond all measure ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [10**400, 2**63, -(2**70)])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        *(
+            ("/register", {**REGISTER, "groups_per_update": 1, "max_policy_lag": 1}, field)
+            for field in ("batch_size", "max_token_len", "starting_step", "num_steps", "groups_per_update")
+        ),
+        *(("/register-env", REGISTER_ENV, field) for field in ("max_token_length", "group_size", "weight")),
+    ],
+)
+def test_settings_beyond_64_bits_are_refused_and_hurt_nobody(
+    started: LocalServer, path: str, body: dict[str, Any], field: str, value: int
+) -> None:
+    env_id = started.add_env()
+    if field != "weight" or value in (10**400, -(2**70)):
+        detail = started.post(path, {**body, field: value}, status=422, takeover=True)["detail"]
+        assert detail[0]["loc"] == ["body", field]
+    assert started.get("/status-env", env_id=env_id)["env_weight"] == 1.0
+
+
+def test_huge_wishes_that_are_legal_are_answered_at_once(started: LocalServer) -> None:
+    started.send(4), started.send(4)
+    wanted = {"groups": 10**12, "partial": True, "lease_seconds": 5}
+    assert started.sizes(**wanted) == [4, 4]
+    env_id = started.add_env(group_size=10**12)
+    assert started.call("GET", "/reset_data").status_code == 200
+    assert started.send(4, env_id=env_id)["status"] == "buffered"

@@ -154,3 +154,10 @@ def test_shares_shrink_in_proportion_and_ask_for_no_more_than_there_is() -> None
 def test_a_long_queue_is_planned_without_a_search_per_unit() -> None:
     assert choose([6, 4] * 5000, 8) == [1, 3]
     assert choose([4] * 10_000, 6) is None
+
+
+@pytest.mark.parametrize("total", [10**12, 10**30])
+def test_a_total_that_nobody_can_reach_costs_nothing(total: int) -> None:
+    assert choose([4, 4, 4], total) is None
+    assert choose([4, 4, 4], total, ["a", "b", "a"], {"a": 4}) is None
+    assert choose_below([4, 4, 4], total) == [0, 1, 2]

@@ -307,6 +307,21 @@ def test_groups_wanted_is_what_the_newest_version_lacks() -> None:
     assert store.info()["groups_wanted"] == 3, "dropped ones are made again"
 
 
+def test_groups_that_name_no_version_count_for_the_one_they_are_there_for() -> None:
+    store = make_store(groups_per_update=4, limits=Limits(max_deliveries=1))
+    publish(store, 1)
+    add(store), add(store), add(store)
+    assert store.info()["groups_wanted"] == 1
+    publish(store, 2)
+    assert store.info()["groups_wanted"] == 1, "they are still queued, and the next batch takes them"
+    lease = store.take(Request(groups=3, lease_seconds=60), NOW)
+    assert lease is not None
+    publish(store, 3)
+    assert store.info()["groups_wanted"] == 4
+    store.nack(lease.batch_id, drop=True)
+    assert store.info()["groups_wanted"] == 4, "what did not count for a version is not lost to it"
+
+
 def test_old_groups_are_set_aside_when_the_version_moves_on() -> None:
     store = make_store(batch_size=4, max_policy_lag=1)
     publish(store, 3)
@@ -387,6 +402,25 @@ def test_a_batch_that_was_on_its_way_does_not_come_back_after_a_reset() -> None:
     store.put_back(lease)
     store.delivered(lease)
     assert store.status()["queue_size"] == 0
+
+
+def test_names_of_batches_and_groups_go_on_after_a_reset() -> None:
+    store = make_store()
+    add(store), add(store)
+    old = leased(store)
+    store.reset()
+    store.register(registration(), NOW)
+    assert [add(store), add(store)] == ["g-3", "g-4"]
+    new = leased(store)
+    assert new.batch_id != old.batch_id
+    for call in (
+        lambda: store.ack(old.batch_id),
+        lambda: store.nack(old.batch_id, drop=False),
+        lambda: store.extend(old.batch_id, 60, NOW),
+    ):
+        with pytest.raises(Unknown):
+            call()
+    assert store.status()["leased_groups"] == 2, "whoever was reset cannot touch the next one's batch"
 
 
 # Environments.
