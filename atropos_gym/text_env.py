@@ -308,6 +308,11 @@ class TextEnv(gymnasium.Env[Any, Any]):
         self._ended = str(feedback.info.get("end_reason", reason))
         return played, reward, terminated, truncated, self._info({}, feedback, self._ended)
 
+    @property
+    def playing(self) -> bool:
+        """Whether the episode goes on: the next call may be ``step``."""
+        return bool(self._playing)
+
     def _with_system(self, messages: list[Message]) -> list[Message]:
         """Returns the messages that open a segment, the system prompt first."""
         if self.system_prompt is None:

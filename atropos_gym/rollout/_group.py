@@ -83,10 +83,10 @@ class GroupPlayer:
         try:
             done, _ = await asyncio.wait(members, return_when=when)
         finally:
-            if unfinished := [task for task in members if not task.done()]:
-                for task in unfinished:
-                    task.cancel()
-                await asyncio.gather(*unfinished, return_exceptions=True)
+            for task in members:
+                task.cancel()
+            # Of all members: an error that nobody looks at would be reported when its task is collected.
+            await asyncio.gather(*members, return_exceptions=True)
         failures: list[EpisodeFailed] = []
         # By member where several failed at once: the reason must not depend on a set's order.
         for task in members:

@@ -6,6 +6,7 @@ with the set-up as a whole (``UnequalStarts``) is raised as it is.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -142,7 +143,13 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                 observation, reward, terminated, truncated, info = await _in_env(seat.step(action))
                 ended = terminated or truncated
                 rows.hear(env.messages, None if ended else said)
-                rows.observe(observation, info["segment"], reward=reward, ended=ended)
+                rows.observe(
+                    observation,
+                    info["segment"],
+                    reward=reward,
+                    ended=ended,
+                    cut_short=ended and env.playing,  # a time limit around it, say
+                )
                 rewards.append(reward)
                 invalid_turns += bool(info.get("invalid"))
     except BrokenIds as error:
@@ -180,7 +187,8 @@ async def complete(
             completion = (await engine.generate(prompt, params, version=version))[0]
         except EngineError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            _let_through(error)
             raise EpisodeFailed(f"engine: {type(error).__name__}", str(error)) from error
         if completion.finish_reason != "abort":
             break
@@ -200,5 +208,13 @@ async def _in_env(call: Awaitable[_Answer]) -> _Answer:
     """Awaits the environment; what it raises ends this episode only."""
     try:
         return await call
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        _let_through(error)
         raise EpisodeFailed(f"env: {type(error).__name__}", str(error)) from error
+
+
+def _let_through(error: BaseException) -> None:
+    """Raises a cancellation of this episode again; one that came from within is a failure like any other."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error

@@ -60,9 +60,22 @@ class RowBuilder:
         )
 
     def observe(
-        self, observation: Sequence[int] | NDArray[np.int32], segment: int, *, reward: float, ended: bool
+        self,
+        observation: Sequence[int] | NDArray[np.int32],
+        segment: int,
+        *,
+        reward: float,
+        ended: bool,
+        cut_short: bool = False,
     ) -> None:
         """Takes the environment's answer to the turn sampled last: a bridge, a new segment or the end.
+
+        Args:
+            observation: what the environment showed.
+            segment: its number.
+            reward: of the turn.
+            ended: whether the episode is over.
+            cut_short: a wrapper ended it, so the observation is the prompt of a turn that nobody plays.
 
         Raises:
             BrokenIds: ids changed within a segment, or the last observation is more than what was known.
@@ -71,16 +84,17 @@ class RowBuilder:
         row.turns[-1].reward = reward
         ids = ids_of(observation)
         if segment != self._segment:
-            if ended or segment != self._segment + 1:
+            if (ended and not cut_short) or segment != self._segment + 1:
                 raise BrokenIds(f"segment went from {self._segment} to {segment} (ended: {ended})")
-            self._segment = segment
-            self._open(ids)
+            if not ended:
+                self._segment = segment
+                self._open(ids)
             return
         known = len(row.ids)
         if ids[:known] != row.ids:
             raise BrokenIds(f"prompt rewrote ids of its segment: {difference(row.ids, ids)}")
         if ended:
-            if len(ids) != known:
+            if len(ids) != known and not cut_short:
                 raise BrokenIds(f"the last observation has {len(ids)} ids, prompt and action have {known}")
             return
         row.ids.extend(ids[known:])

@@ -116,8 +116,10 @@ class Run:
 
     def _group_done(self, task: asyncio.Task[EpisodeGroup | Lost]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
+        if task.cancelled() and self._stopped:
             self._accounting.fail("stopped")
+        elif task.cancelled():  # by whoever scores or filters: without a limit it would be tried for ever
+            self._lose(Lost("failed", "score: CancelledError", "scoring was cancelled from within"))
         elif (error := task.exception()) is not None:
             self._accounting.fail(f"error: {type(error).__name__}", str(error))
             self._error = self._error or error

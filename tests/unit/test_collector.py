@@ -287,6 +287,44 @@ def test_one_crash_costs_one_group_and_another_takes_its_place() -> None:
     collector.close()
 
 
+class GivesUp(Countdown):
+    """Its own asynchronous work was cancelled."""
+
+    def respond(self, reply: Any) -> Any:
+        if reply.content == "crash":
+            raise asyncio.CancelledError
+        return super().respond(reply)
+
+
+@pytest.mark.parametrize("who", ["env", "engine", "score"])
+def test_a_cancellation_from_within_costs_one_group_like_any_other_failure(who: str) -> None:
+    cancelled = []
+
+    def script(prompt: Any, params: SamplingParams, number: int) -> list[int]:
+        if number == 2 and who == "engine":
+            raise asyncio.CancelledError
+        return say("crash" if number == 2 and who == "env" else "ja")
+
+    def score(episodes: list[Any]) -> list[float]:
+        if who == "score" and not cancelled:
+            cancelled.append(True)
+            raise asyncio.CancelledError
+        return [episode.episode_return for episode in episodes]
+
+    collector = collector_of(ScriptedEngine(script), GivesUp, concurrency=4, score=score)
+    assert len(run_moved(collector.acollect(3))) == 3
+    assert collector.report["failed"] == {f"{who}: CancelledError": 1}
+    assert adds_up(collector.report)
+    collector.close()
+
+
+def test_who_only_ever_cancels_is_given_up() -> None:
+    collector = collector_of(saying("crash"), GivesUp)
+    with pytest.raises(CollectionFailed, match="env: CancelledError"):
+        run_moved(collector.acollect(1))
+    collector.close()
+
+
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -195,4 +196,24 @@ def test_rounding_above_zero_becomes_zero() -> None:
     engine = exactly([Completion((65, END), (5e-4, -0.25), "stop")])
     collector = GroupCollector(Countdown, engine, group_size=1, options={"turns": 1})
     assert collector.collect(1)[0].episodes[0].rows[0].logprobs[-2:] == [0.0, -0.25]
+    collector.close()
+
+
+@pytest.mark.parametrize("history", ["whole", "latest"])
+def test_a_wrapper_may_end_an_episode_that_goes_on_inside(history: str) -> None:
+    """The prompt that nobody answers is no part of a row: each ends at its last sampled id."""
+
+    def limited() -> Any:
+        return gymnasium.wrappers.TimeLimit(Countdown(history=history), 2)
+
+    engine = exactly([Completion((104, 105, END), (-0.1, -0.2, -0.3), "stop")])
+    collector = GroupCollector(limited, engine, group_size=2, options={"turns": 4})
+    for group in collector.collect(2):
+        for episode in group.episodes:
+            assert (episode.truncated, episode.end_reason, len(episode.turns)) == (True, "truncated", 2)
+            assert len(episode.rows) == (1 if history == "whole" else 2)
+            assert all(row.ids[-3:] == [104, 105, END] for row in episode.rows)
+            assert all(len(row.ids) == len(row.mask) == len(row.logprobs) for row in episode.rows)
+        group.to_wire()
+    assert collector.report["failed"] == {}
     collector.close()
