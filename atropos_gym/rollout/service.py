@@ -113,6 +113,7 @@ class EnvironmentService:
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
         self._published: list[int] = []
+        self._run = ""  # of the newest version
         self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
         self._news = asyncio.Event()
@@ -212,12 +213,28 @@ class EnvironmentService:
                 if error.status == 404:  # the original API has no policy: its trainers load weights elsewhere
                     return
                 raise
-            if policy.version is not None and policy.version > after:
+            if policy.version is not None and self._is_new(policy):
                 await self._take_over(policy)
             elif loop.time() - asked_at < LOOK_AGAIN and not policy.finished:
                 await _pause(LOOK_AGAIN)
             self._finished = policy.finished
             self._news.set()
+
+    def _is_new(self, policy: Policy) -> bool:
+        """Whether a version is still to be loaded.
+
+        Raises:
+            ConfigError: another run counts from below: a version number means one set of weights per engine.
+        """
+        assert policy.version is not None
+        if self.version is None or policy.version > self.version:
+            return True
+        if policy.run != self._run and policy.version | self.version:  # 0 is the base in every run
+            raise ConfigError(
+                f"the trainer at {self.url} published version {policy.version} of run {policy.run!r}, but "
+                f"this service has version {self.version} of run {self._run!r} already: start it anew"
+            )
+        return False
 
     async def _take_over(self, policy: Policy) -> None:
         own = self.engine.tokenizer
@@ -234,7 +251,7 @@ class EnvironmentService:
                 f"the trainer published version {policy.version} without an adapter: the base model is "
                 "version 0 in every engine; publish it as 0, or with an adapter"
             )
-        self.version = policy.version
+        self.version, self._run = policy.version, policy.run
         self._published.append(policy.version)
 
     def _holding(self) -> list[int]:
@@ -322,6 +339,9 @@ class EnvironmentService:
                 raise
         log.warning("%s: the server was started anew, registering again", self.name)
         await self._register(client)
+        # A number may mean another run's weights now: nothing is played until it has been looked up.
+        if self.version is not None and (policy := await client.policy()).version is not None:
+            self._is_new(policy)
         return None
 
     async def _post(self, client: AsyncBatchClient, groups: list[EpisodeGroup]) -> None:

@@ -364,6 +364,41 @@ def test_a_server_that_was_started_anew_is_told_again() -> None:
     assert service.report["versions"] == [0, 1]
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_another_run_that_counts_from_below_is_refused_instead_of_waited_for(version: int) -> None:
+    """Its numbers mean other weights than the engine has under them."""
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        for number in range(3):
+            await trainer.publish(number)
+            await trainer.take()
+        network.up = False
+        await asyncio.sleep(60)
+        network.start()
+        other = Trainer(network, run="r2")
+        await other.publish(version)
+        await other.start()
+
+    with pytest.raises(ConfigError, match=rf"version {version} of run 'r2'.* version 2 of run 'r1'"):
+        play(trains)
+
+
+def test_another_run_may_begin_with_the_base_that_both_have() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        network.start()
+        other = Trainer(network, run="r2")
+        for number in range(2):
+            await other.publish(number)
+            await other.start()
+            assert versions(await other.take()) == [number] * GROUPS
+        await other.finish()
+
+    assert play(trains)[0].report["versions"] == [0, 1]
+
+
 def test_an_engine_that_recovers_is_waited_for() -> None:
     def faults(number: int) -> Any:
         return EngineError("restarting") if asyncio.get_running_loop().time() < 20 else None
