@@ -19,6 +19,9 @@ from atropos_gym.wire import Registration
 
 __all__ = ["Request", "Stock"]
 
+REMEMBERED = 10_000
+"""How many units that were set aside are remembered by number, for acks that come late."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -61,6 +64,7 @@ class Stock:
         self._tallies = tallies
         self.limits = limits
         self._turn = 0
+        self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
 
     # What comes in.
 
@@ -97,6 +101,9 @@ class Stock:
         unit.place = Place.GONE
         self._tallies.set_aside[reason] += len(unit.groups)
         self.groups_of_version -= self._of_version(unit)
+        self._aside[unit.number] = reason
+        while len(self._aside) > REMEMBERED:
+            del self._aside[next(iter(self._aside))]
 
     def _of_version(self, unit: Unit) -> int:
         """How many of its groups count for the newest version; who does not say, counts."""
@@ -229,7 +236,7 @@ class Stock:
         """Ends a lease for good: its groups were used."""
         lease = self.leases.find(batch_id)
         if lease.state is LeaseState.EXPIRED:
-            self._recover(lease)
+            self._recover(lease, used=True)
         if lease.state is LeaseState.OPEN:
             self._use(lease)
         if lease.state is not LeaseState.ACKED:
@@ -280,11 +287,21 @@ class Stock:
         lease.step_at_end = self.step
         self.leases.end(lease, LeaseState.ACKED)
 
-    def _recover(self, lease: Lease) -> None:
-        """Opens an expired lease again, if all of its groups are still in the queue."""
-        units = [self.queue.find(number) for number in lease.numbers]
-        present = [unit for unit in units if unit is not None]
-        if len(present) < len(units):
+    def _recover(self, lease: Lease, *, used: bool = False) -> None:
+        """Opens an expired lease again, if nobody else got any of its groups.
+
+        Args:
+            lease: an expired one.
+            used: they have served their purpose, so that it does not matter which were set aside since.
+        """
+        present: list[Unit] = []
+        lost = 0
+        for number in lease.numbers:
+            if (unit := self.queue.find(number)) is not None:
+                present.append(unit)
+            elif not (used and number in self._aside):
+                lost += 1
+        if lost:
             raise Conflict(f"the lease of batch {lease.batch_id} ran out and its groups went to someone else")
         self.queue.remove(present, Place.LEASED)
         self.leases.reopen(lease, present)

@@ -171,6 +171,24 @@ def test_an_expired_lease_still_acks_while_no_one_has_its_groups() -> None:
     assert taken(store) is None, "acked groups are not delivered again"
 
 
+@pytest.mark.parametrize("why", ["handed out too often", "older than the lag"])
+def test_an_expired_lease_still_acks_when_its_groups_were_set_aside(why: str) -> None:
+    """A learner that slept has learned them all the same, and nobody else has."""
+    store = make_store(
+        limits=Limits(max_deliveries=1 if why == "handed out too often" else 5), max_policy_lag=0
+    )
+    publish(store, 1)
+    add(store, **version(1)), add(store, **version(1))
+    lease = leased(store)
+    store.tick(NOW + 61)
+    if why == "older than the lag":
+        publish(store, 2)
+    assert store.status()["queue_size"] == 0
+    assert store.ack(lease.batch_id) is store.ack(lease.batch_id) is lease
+    with pytest.raises(Conflict):
+        store.extend(lease.batch_id, 60, NOW + 61)
+
+
 def test_an_expired_lease_cannot_be_acked_once_its_groups_are_leased_again() -> None:
     store = make_store()
     add(store), add(store)
