@@ -284,20 +284,24 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
     if model._run_over:  # the server has closed that run: whoever goes on is another one
         model._new_run()
     client = BatchClient(model.server)
-    client.register(
-        # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
-        takeover=model._n_updates > 0 or model._parts.registered_at == model.server,
-        wandb_group=model.run,
-        wandb_project="atropos-gym",
-        batch_size=model.groups_per_update * model.group_size,
-        max_token_len=model.observation_space.max_length,
-        checkpoint_dir=str(model.run_folder),
-        save_checkpoint_interval=model.checkpoint_every or 0,
-        starting_step=model._n_updates,
-        num_steps=0 if updates is None else model._n_updates + updates,
-        groups_per_update=model.groups_per_update,
-        max_policy_lag=model.max_staleness,
-    )
+    try:
+        client.register(
+            # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
+            takeover=model._n_updates > 0 or model._parts.registered_at == model.server,
+            wandb_group=model.run,
+            wandb_project="atropos-gym",
+            batch_size=model.groups_per_update * model.group_size,
+            max_token_len=model.observation_space.max_length,
+            checkpoint_dir=str(model.run_folder),
+            save_checkpoint_interval=model.checkpoint_every or 0,
+            starting_step=model._n_updates,
+            num_steps=0 if updates is None else model._n_updates + updates,
+            groups_per_update=model.groups_per_update,
+            max_policy_lag=model.max_staleness,
+        )
+    except BaseException:
+        client.close()
+        raise
     model._parts.registered_at = model.server
     source = ServerSource(
         client,
@@ -310,8 +314,12 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
         },
         checkpointing=model.checkpoint_every is not None,
     )
-    published = client.policy().version
-    if published is not None or model.version > 0:
-        model.version = max(model.version, published or 0) + 1
-    source.announce(model.version, model.save_version() if model.version > 0 else None)
+    try:
+        published = client.policy().version
+        if published is not None or model.version > 0:
+            model.version = max(model.version, published or 0) + 1
+        source.announce(model.version, model.save_version() if model.version > 0 else None)
+    except BaseException:
+        source.close(finished=False)
+        raise
     return source

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import sqrt
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -178,7 +177,18 @@ def _play_in_step(
 ) -> None:
     """Plays many games a turn at a time, so that a learner answers all of them in one batch."""
     numbers = iter(range(episodes))
-    games = [_deal(pool.take(), seed, number) for number in islice(numbers, concurrency)]
+    seats: list[Seat] = []
+    try:
+        for _ in range(min(concurrency, episodes)):
+            seats.append(pool.take())
+        _play_on(seats, act, numbers, seed, tally)
+    finally:  # also of an error: all that was made is closed with the pool
+        for seat in seats:
+            pool.give_back(seat)
+
+
+def _play_on(seats: list[Seat], act: _Act, numbers: Iterator[int], seed: int, tally: _Tally) -> None:
+    games = [_deal(seat, seed, number) for seat, number in zip(seats, numbers, strict=False)]
     while games:
         going = []
         for game, action in zip(games, act(games), strict=True):
@@ -192,9 +202,7 @@ def _play_in_step(
                 continue
             tally.add(game.episode_return, game.turns, game.invalid, game.info.get("success"))
             number = next(numbers, None)
-            if number is None:
-                pool.give_back(game.seat)
-            else:
+            if number is not None:
                 going.append(_deal(game.seat, seed, number))
         games = going
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
+from atropos_gym.errors import ServerError
 from atropos_gym.rollout.service import EnvironmentService, ServiceThread
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
@@ -145,6 +148,20 @@ def test_learning_again_from_the_start_is_the_same_trainers_business(
             model.learn(updates=1 + k, callback=serve)
             serve.stop()
         assert model._n_updates == 2 and model.version == 4
+
+
+def test_a_learner_that_is_turned_away_leaves_nothing_open(server: ServerProcess, tmp_path: Path) -> None:
+    with learner(server, tmp_path) as model, BatchClient(server.url) as other:
+        other.register(wandb_group="somebody else")
+        with warnings.catch_warnings(), pytest.raises(ServerError, match="takeover"):
+            warnings.simplefilter("error", ResourceWarning)
+            model.learn(updates=1)
+        other.register(wandb_group="somebody else", takeover=True)
+        other.publish_policy(run="x", version=3, model_name="x-v3", tokenizer_fingerprint="sha256:other")
+        model._parts.registered_at = server.url
+        with pytest.raises(ServerError, match="tokenizer"):
+            model.learn(updates=1)
+        assert "leases" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_learner_that_only_knows_the_url(server: ServerProcess, tmp_path: Path) -> None:

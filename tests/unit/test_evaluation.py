@@ -229,3 +229,36 @@ def test_the_environment_is_bound_to_the_policys_tokenizer() -> None:
 def test_it_prints_as_one_line() -> None:
     line = str(EvalResult(mean=-0.043, stderr=0.0095, episodes=10_000, valid=0.999, success=0.43))
     assert line == "-0.0430 ± 0.0095 (10000 episodes, 99.9 % valid, 43.0 % solved)"
+
+
+@pytest.mark.parametrize("where", ["step", "reset", "policy"])
+def test_what_was_made_is_closed_also_when_an_evaluation_fails(where: str) -> None:
+    made: list[Echo] = []
+    closed: list[Echo] = []
+
+    class Closing(Echo):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            made.append(self)
+
+        def begin(self, options: dict[str, Any]) -> str:
+            if where == "reset" and self is made[-1] and len(made) == 3:
+                raise RuntimeError("boom")
+            return super().begin(options)
+
+        def respond(self, reply: Reply) -> Feedback:
+            if where == "step":
+                raise RuntimeError("boom")
+            return super().respond(reply)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def act(observation: Any, info: dict[str, Any]) -> list[int]:
+        if where == "policy":
+            raise RuntimeError("boom")
+        return say(told(observation))
+
+    with pytest.raises(RuntimeError, match="boom"):
+        evaluate(Closing, act, 3, seed=0)
+    assert len(made) == 3 and set(closed) == set(made)
