@@ -119,6 +119,7 @@ class GymTextEnv(TextEnv):
         self._seed: int | None = None
         self._mask: list[int] | None = None
         self._state = ""
+        self._solved: bool | None = None  # whether an episode that is cut off now was a success
         self._player: np.random.Generator | None = None
 
     @staticmethod
@@ -167,6 +168,7 @@ class GymTextEnv(TextEnv):
         """Resets the simulator; returns the rules and the first state."""
         observation, info = self.simulator.reset(seed=self._seed, options=options or None)
         self._player = None
+        self._solved = self.describer.success(observation, 0.0, False)
         return self.opening(observation, info)
 
     def opening(self, observation: Any, info: Mapping[str, Any] | None = None) -> list[Message]:
@@ -181,7 +183,9 @@ class GymTextEnv(TextEnv):
         observation, gain, terminated, truncated, info = self.simulator.step(action.value)
         reward = float(gain)
         if not (terminated or truncated):
-            return Feedback(self._tell(observation, info), reward=reward)
+            # What is known where this turn is the last one that max_turns allows.
+            self._solved = self.describer.success(observation, reward, False)
+            return Feedback(self._tell(observation, info), reward=reward, success=self._solved)
         terminated = bool(terminated)
         return Feedback(
             self.describer.outcome(observation, reward, terminated) or None,
@@ -238,7 +242,7 @@ class GymTextEnv(TextEnv):
                 info={**info, "end_reason": "invalid"},
             )
         said = self._state if self.describer.terse else f"{why}\n{self._state}"
-        return Feedback(said, reward=self.invalid_reward, invalid=True, info=info)
+        return Feedback(said, reward=self.invalid_reward, success=self._solved, invalid=True, info=info)
 
     # --- what is legal, and chance ---
 

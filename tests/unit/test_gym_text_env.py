@@ -437,3 +437,21 @@ def test_close_closes_the_simulator_and_may_be_called_twice() -> None:
     env.close()
     env.close()
     assert closed
+
+
+@pytest.mark.parametrize("reply", ["<action>left</action>", "nonsense"])
+def test_an_episode_cut_off_by_max_turns_counts_as_unsolved(reply: str) -> None:
+    env = GymTextEnv("FrozenLake-v1", max_turns=2, simulator_kwargs={"is_slippery": False})
+    env.reset(seed=0)
+    assert "success" not in say(env, reply)[4]
+    _, _, terminated, truncated, info = say(env, reply)
+    assert (terminated, truncated) == (False, True)
+    assert info["success"] is False
+    assert info["is_success"] is False
+
+
+def test_what_no_describer_knows_stays_unknown_at_max_turns() -> None:
+    env = GymTextEnv(Corridor(), describe=str, max_turns=2)
+    env.reset(seed=0)
+    say(env, "nonsense")
+    assert "success" not in say(env, "nonsense")[4]
