@@ -148,7 +148,7 @@ def _read_file(path: str, changed: int) -> tuple[Problem, ...]:
 
 @lru_cache(maxsize=2)
 def _from_hub(split: str) -> tuple[Problem, ...]:
-    remedy = "or give data=FILE.jsonl, with question and answer on each line"
+    remedy = "or give data=FILE.jsonl (--env-arg data=FILE.jsonl), with question and answer on each line"
     try:
         from datasets import load_dataset
     except ImportError as error:

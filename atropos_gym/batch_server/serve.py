@@ -65,7 +65,7 @@ def serve(
     if not is_loopback(host) and not insecure:
         raise ConfigError(
             f"host {host!r} can be reached from other machines and there is no password: "
-            "use 127.0.0.1, or insecure=True where the network is trusted"
+            "use 127.0.0.1, or insecure=True (--insecure) where the network is trusted"
         )
     listener = _listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

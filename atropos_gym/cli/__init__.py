@@ -62,6 +62,8 @@ def _run(command: Command) -> int:
         signal.signal(signal.SIGTERM, _terminate)
     except ValueError:  # not in the main thread: whoever embeds us handles signals
         before = None
+    # Every failed try to reach the hub would be a line. It reads this once, when a verb first imports it.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         verb = importlib.import_module(f"atropos_gym.cli.{command.verb}")
         return int(verb.run(command))

@@ -6,13 +6,14 @@ import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 
+from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.environment import find_env, make_env
 from atropos_gym.cli.player import open_engine, with_saved_run
 from atropos_gym.cli.progress import Show
 from atropos_gym.engines.base import Engine, SamplingParams
-from atropos_gym.errors import ConfigError
+from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.rollout.service import EnvironmentService
@@ -59,6 +60,11 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
         common_random_numbers=config.common_random_numbers,
         env_kwargs=config.env_kwargs,
     )
+    with BatchClient(url, retry_seconds=0) as client:
+        try:
+            client.info()
+        except ServerError as error:
+            show.say(f"{error}; waiting for it")
     show.say(f"{service.name}: serving the trainer at {url}; Ctrl-C ends it")
     asyncio.run(service.run())
     print(f"the trainer has finished: {service.report['posted']} groups posted")
@@ -75,6 +81,12 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"--out {path}: the file must end in .jsonl or .html")
     if path.exists():
         raise ConfigError(f"--out {path}: the file exists already; choose another name or remove it")
+    try:  # now, not after a model was loaded and played
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another place") from None
 
 
 def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams, show: Show) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -63,8 +64,11 @@ def make_env(name: str, kwargs: Mapping[str, Any]) -> TextEnv:
     except TypeError as error:
         if "keyword argument" not in str(error):
             raise
-        given = ", ".join(kwargs)
-        raise ConfigError(f"{name} does not take these arguments ({given}): {error}") from None
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        what = (
+            f"the argument {unknown[1]!r}" if unknown else f"these arguments ({', '.join(kwargs)}): {error}"
+        )
+        raise ConfigError(f"{name} does not take {what}; correct or leave out its --env-arg") from None
     if not isinstance(env, TextEnv):
         raise ConfigError(
             f"{name!r} is a {type(env).__name__}, whose observations are no token ids; "

@@ -16,6 +16,7 @@ from atropos_gym.errors import ConfigError, MissingData
 
 __all__ = ["build_model", "check_layers", "context_limit", "load_model"]
 
+_REMEDY = "give the folder of a transformers model, or, with a network, its name on the hub"
 _LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -34,7 +35,7 @@ def load_model(model: str | Path, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MissingData(f"model {model} cannot be loaded: {reason}") from error
+        raise MissingData(f"model {model} cannot be loaded: {reason.rstrip('.')}; {_REMEDY}") from error
 
 
 def build_model(base: Mapping[str, Tensor], config: Any, dtype: torch.dtype, device: torch.device) -> Any:

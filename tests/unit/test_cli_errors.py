@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -9,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from atropos_gym.cli import main
+from atropos_gym.cli import collect, main
+from atropos_gym.cli.config import Config
 from atropos_gym.cli.mistakes import as_mistake
+from atropos_gym.cli.progress import Show
+from atropos_gym.engines import make_engine
+from atropos_gym.engines.base import SamplingParams
+from atropos_gym.rollout.service import EnvironmentService
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -62,7 +68,8 @@ def refused(result: tuple[int, str, str], *said: str) -> None:
         (["eval", "--policy", "random", "--env", "atropos/Blakjack-v0"], ["nearest: atropos/Blackjack-v0"]),
         (["eval", "--policy", "random", "--env", "Blackjack-v1"], ["GymTextEnv"]),
         (["eval", "--policy", "random", "--env", "no_such_module:X-v0"], ["'no_such_module'"]),
-        (["eval", "--policy", "random", "--env-arg", "colour=red"], ["colour"]),
+        (["eval", "--policy", "random", "--env-arg", "colour=red"], ["the argument 'colour';", "--env-arg"]),
+        (["serve", "--host", "0.0.0.0"], ["'0.0.0.0'", "--insecure"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -150,3 +157,33 @@ def test_dry_run_prints_yaml_and_does_nothing(run: Run) -> None:
     assert "updates: 3\n" in out
     assert "groups_per_update: 96\n" in out
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.html"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_played(run: Run, name: str) -> None:
+    Path("file").touch()
+    refused(run("collect", "--policy", "x", "--out", f"file/{name}"), f"file/{name}", "another place")
+
+
+def test_the_hub_is_quiet_about_tries(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_VERBOSITY", raising=False)
+    assert run("envs")[0] == 0
+    assert os.environ["HF_HUB_VERBOSITY"] == "error"
+
+
+def test_collect_says_that_it_waits_for_a_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def at_once(service: EnvironmentService) -> None:
+        service.collector.close()
+
+    monkeypatch.setattr(EnvironmentService, "run", at_once)
+    with socket.socket() as nobody:  # bound, and never listening
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        engine = make_engine("scripted", script=lambda prompt, params, call: [258])
+        collect._serve(Config(), url, engine, SamplingParams(max_tokens=8), Show())
+    err = capsys.readouterr().err
+    assert f"no answer from {url}" in err
+    assert "waiting for it" in err
+    assert "Ctrl-C ends it" in err
