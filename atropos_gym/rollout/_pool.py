@@ -157,11 +157,19 @@ class EnvPool:
             self._first = None
 
     def _make(self) -> gymnasium.Env[Any, Any]:
-        if isinstance(self._source, str):
-            # The passive checker looks at the first steps of each object: it is for tests, not for hundreds.
-            made: Any = gymnasium.make(self._source, disable_env_checker=True, **self._kwargs)
-        else:
-            made = self._source(**self._kwargs)
+        try:
+            if isinstance(self._source, str):
+                # The passive checker looks at the first steps of each object: it is for tests, not for many.
+                made: Any = gymnasium.make(self._source, disable_env_checker=True, **self._kwargs)
+            else:
+                made = self._source(**self._kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument 'tokenizer'" not in str(error):
+                raise
+            raise ConfigError(
+                f"{self._source!r} takes no tokenizer=: wrap a simulator in GymTextEnv; a TextEnv's __init__ "
+                "hands **keywords on to super().__init__(**keywords)"
+            ) from error
         if not isinstance(made, gymnasium.Env) or not isinstance(made.unwrapped, TextEnv):
             raise ConfigError(
                 f"{self._source!r} makes {type(made).__name__}, which is no TextEnv: wrap it in GymTextEnv"

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym.engines import Completion, SamplingParams, ScriptedEngine
+from atropos_gym.engines import Completion, SamplingParams, ScriptedEngine, make_engine
 from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, TokenizerMismatch, UnequalStarts
 from atropos_gym.messages import Feedback, Reply
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.episode import Episode, EpisodeGroup
 from atropos_gym.rollout.seeds import sampling_seed, start_seed
+from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import BytesTokenizer
 from tests.unit.rollout_cases import Countdown, run_moved, say, saying
 
@@ -766,3 +767,14 @@ def test_actions_are_int32_arrays_of_the_sampled_ids() -> None:
     assert isinstance(seen[0], np.ndarray)
     assert seen[0].dtype == np.int32
     assert seen[0].tolist() == say("ja")
+
+
+class _NoKeywords(TextEnv):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", _NoKeywords])
+def test_an_environment_that_takes_no_tokenizer_is_told_what_to_do(source: Any) -> None:
+    with pytest.raises(ConfigError, match=r"takes no tokenizer=.*GymTextEnv.*\*\*keywords"):
+        GroupCollector(source, make_engine("scripted", script=lambda prompt, params, call: [258]))
