@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from atropos_gym.errors import ConfigError
+from atropos_gym.trainers.advantages import Baseline, Scale
+from atropos_gym.trainers.losses import Reduction
 
 if TYPE_CHECKING:
     from atropos_gym.trainers.grpo import GRPO
@@ -27,6 +29,10 @@ def check_settings(model: GRPO) -> None:
         raise ConfigError(f"temperature must be > 0, got {model.temperature}: greedy samples teach nothing")
     if model.checkpoint_every is not None and model.checkpoint_every < 1:
         raise ConfigError(f"checkpoint_every must be >= 1 or None, got {model.checkpoint_every}")
+    known = {"reduction": get_args(Reduction), "baseline": get_args(Baseline), "scale": get_args(Scale)}
+    for name, values in known.items():
+        if getattr(model, name) not in values:
+            raise ConfigError(f"{name} must be one of {', '.join(values)}; got {getattr(model, name)!r}")
     if model._entropy[1] not in ("ids", "answers"):
         raise ConfigError(
             f'entropy must be a number or (coefficient, "ids" | "answers"), got {model.entropy!r}'

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from atropos_gym.errors import ConfigError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 
 __all__ = ["Sync"]
@@ -30,6 +31,9 @@ class Sync:
 
     def __call__(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Returns what the coroutine returns; blocks."""
+        if not self._finalizer.alive:
+            work.close()
+            raise ConfigError("this learner is closed: make a new one, or load it")
         return run_anywhere(self._runner, work)
 
     def close(self) -> None:

@@ -260,7 +260,7 @@ def _detail(response: httpx.Response) -> object:
     try:
         return _object(response)["detail"]
     except (ServerError, KeyError):
-        return response.text[:500]
+        return f"{response.text[:80]!r}; is {response.request.url} a batch server?"
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class Config(BaseModel):
 
     # Policy
     policy: str = _setting("tiny", "policy", "train collect eval")
-    """`tiny` (a small byte-level model from scratch), a model's name or path (`hf:PATH` is the same), a saved
-    run (`runs/x`), or, for `eval`, `random`."""
+    """`tiny` (a small byte-level model from scratch; `train` only), a model's name or path (`hf:PATH` is the
+    same), a saved run (`runs/x`), or, for `eval`, `random`."""
     adapter: Path | None = _setting(None, "policy", "collect eval")
     """LoRA adapter folder in PEFT's form, loaded on top of the policy."""
     engine: str = _setting("hf", "policy", "train collect eval")

@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 import atropos_gym  # noqa: F401  (registers the environments)
+from atropos_gym.rollout.writers import read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, MOST_UPDATES = 20, 40  # an update whose groups all have equal scores takes no step
+STEPS, MOST_UPDATES = 20, 30  # an update whose groups all have equal scores takes no step
 MEAN, MAX = 2e-5, 2e-4
 
 
@@ -47,19 +48,15 @@ def test_collect_plays_gsm8k_in_groups(smollm2_folder: Path, gsm8k: Path, tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
-    episodes = [json.loads(line) for line in out.read_text().splitlines()]
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for episode in episodes:
-        groups.setdefault(episode["group"], []).append(episode)
-    assert {len(members) for members in groups.values()} == {4}
-    assert len(groups) == 8
-    for members in groups.values():
-        questions = {member["messages"][-2]["content"] for member in members}
-        assert len(questions) == 1
-        assert len({tuple(member["rows"][0]["ids"]) for member in members}) > 1
-    rewards = [sum(episode["rewards"]) for episode in episodes]
-    assert set(rewards) <= {0.0, 1.0}
-    print(json.dumps({"gsm8k_right": sum(rewards), "of": len(rewards)}))
+    groups = list(read_jsonl(out))
+    assert [len(group.episodes) for group in groups] == [4] * 8
+    for group in groups:
+        starts = {tuple(episode.rows[0].ids[: episode.rows[0].turns[0].start]) for episode in group.episodes}
+        assert len(starts) == 1
+        assert len({tuple(episode.rows[0].ids) for episode in group.episodes}) > 1
+    returns = [episode.episode_return for group in groups for episode in group.episodes]
+    assert set(returns) <= {0.0, 1.0}
+    print(json.dumps({"gsm8k_right": sum(returns), "of": len(returns)}))
 
 
 def last_line(path: Path) -> dict[str, Any]:
@@ -108,15 +105,15 @@ def test_grpo_learns_arithmetic_with_a_swapped_adapter(smollm2_folder: Path, tmp
     from atropos_gym.engines.base import SamplingParams
     from atropos_gym.trainers.slope import Slope, slope_test
 
-    env_kwargs = {"difficulty": 1, "high": 4, "max_turn_tokens": 16}
+    env_kwargs = {"difficulty": 1, "max_turn_tokens": 16}
     with GRPO(
         str(smollm2_folder),
         "atropos/Arithmetic-v0",
         env_kwargs=env_kwargs,
         group_size=4,
         groups_per_update=4,
-        learning_rate=2e-4,
-        temperature=0.5,
+        learning_rate=1e-4,
+        temperature=0.7,
         folder=tmp_path / "run",
         seed=0,
     ) as model:

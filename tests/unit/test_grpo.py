@@ -401,6 +401,8 @@ def test_a_temporary_folder_goes_when_the_learner_is_closed() -> None:
     model.close()
     model.close()
     assert not folder.exists()
+    with pytest.raises(ConfigError, match="this learner is closed"):
+        model.learn(updates=1, reset_num_timesteps=False)
 
 
 # -- engines that cannot be trusted ----------------------------------------------------------------------
@@ -465,6 +467,8 @@ def test_an_untrained_tiny_model_is_warned_of() -> None:
         ({"groups_per_update": 0}, "groups_per_update must be >= 1, got 0"),
         ({"temperature": 0.0}, "temperature must be > 0"),
         ({"entropy": (0.1, "words")}, "entropy must be a number or"),
+        ({"reduction": "mean"}, "reduction must be one of token_mean, seq_mean, .*'mean'"),
+        ({"scale": "std"}, "scale must be one of none, group"),
         ({"dtype": "int8"}, "dtype must be one of"),
     ],
 )
