@@ -8,8 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
-import pytest
+# Before torch is imported: tests compute small things, for which a second thread mostly waits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 # The same examples in every run; a failure is printed, not kept in a folder of the tree.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -204,6 +204,12 @@ class GRPO(LMAlgorithm):
         if _init_setup_model:
             self._setup_model()
 
+    @property
+    def _one_thread(self) -> bool:
+        # A tiny model's matrices are too small to share: a second thread mostly waits, and on a busy machine
+        # makes everything ten times slower.
+        return self.deterministic or self.model_name == TINY
+
     # -- learning --------------------------------------------------------------------------------------
 
     def warm_up(
@@ -244,7 +250,7 @@ class GRPO(LMAlgorithm):
         stream = interleave(
             [transcripts(task.env, seed=(self.seed or 0) + k) for k, task in enumerate(tasks)]
         )
-        with one_thread(self.deterministic), trainable(self.policy.model, base=tiny) as parameters:
+        with one_thread(self._one_thread), trainable(self.policy.model, base=tiny) as parameters:
             with lesson_bar(steps, progress_bar, on_step) as tell:
                 lesson_steps(
                     self._parts.scorer,
@@ -302,7 +308,7 @@ class GRPO(LMAlgorithm):
                 "this tiny model is untrained: its replies are noise and earn nothing; call warm_up() first",
                 stacklevel=2,
             )
-        with one_thread(self.deterministic):
+        with one_thread(self._one_thread):
             _learning.learn(
                 self,
                 total_timesteps=total_timesteps,

@@ -45,7 +45,8 @@ def test_collect_plays_gsm8k_in_groups(smollm2_folder: Path, gsm8k: Path, tmp_pa
     command = [sys.executable, "-m", "atropos_gym", "collect", "--env", "atropos/GSM8K-v0"]
     command += ["--env-arg", f"data={gsm8k}", "--env-arg", "max_turn_tokens=160"]
     command += ["--policy", str(smollm2_folder), "--groups", "8", "--group-size", "4", "--out", str(out)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
     groups = list(read_jsonl(out))
@@ -101,10 +102,13 @@ class Reference:
 
 
 def test_grpo_learns_arithmetic_with_a_swapped_adapter(smollm2_folder: Path, tmp_path: Path) -> None:
+    import torch
+
     from atropos_gym import GRPO, evaluate
     from atropos_gym.engines.base import SamplingParams
     from atropos_gym.trainers.slope import Slope, slope_test
 
+    torch.set_num_threads(os.cpu_count() or 1)  # one thread is for tiny models
     env_kwargs = {"difficulty": 1, "max_turn_tokens": 16}
     with GRPO(
         str(smollm2_folder),

@@ -262,7 +262,9 @@ def test_what_is_no_batch_server_is_said_to_be_none() -> None:
     with pytest.raises(ServerError, match="is this a batch server"):
         client.status()
     client = BatchClient(URL, transport=answering(httpx.Response(404, text="nothing here")))
-    with pytest.raises(ServerError, match=r"GET /status was refused \(404\): 'nothing here'; is .* a batch server"):
+    with pytest.raises(
+        ServerError, match=r"GET /status was refused \(404\): 'nothing here'; is .* a batch server"
+    ):
         client.status()
 
 
