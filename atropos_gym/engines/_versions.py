@@ -17,7 +17,7 @@ from types import TracebackType
 
 from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 
-__all__ = ["Hold", "VersionTable"]
+__all__ = ["Hold", "ServesVersions", "VersionTable"]
 
 BASE = 0
 
@@ -321,3 +321,27 @@ class VersionTable:
             entry.waiters.append(waiter)
             self._wake(entry)
         await asyncio.wrap_future(waiter)
+
+
+class ServesVersions:
+    """What every engine with a ``VersionTable`` offers of it."""
+
+    _versions: VersionTable
+
+    @property
+    def newest(self) -> int:
+        """The version that ``version=None`` means."""
+        return self._versions.newest
+
+    @property
+    def live_versions(self) -> tuple[int, ...]:
+        """Versions that are served, the base (0) included."""
+        return self._versions.live
+
+    def hold(self, version: int | None = None) -> Hold:
+        """Keeps a version alive (the newest if None) from entering to leaving; ``async with`` or ``with``."""
+        return self._versions.hold(version)
+
+    async def retire(self, version: int) -> None:
+        """Admits no new holders, waits for holders and requests, unloads. The newest cannot be retired."""
+        await self._versions.retire(version)

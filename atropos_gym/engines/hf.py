@@ -26,7 +26,7 @@ from atropos_gym.engines._batching import Batcher, Outcome, Request
 from atropos_gym.engines._decode import TrieDecoder
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
-from atropos_gym.engines._versions import Hold, VersionTable
+from atropos_gym.engines._versions import ServesVersions, VersionTable
 from atropos_gym.engines.base import Completion, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
@@ -36,7 +36,7 @@ __all__ = ["HFEngine"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class HFEngine:
+class HFEngine(ServesVersions):
     """A causal language model in this process.
 
     Args:
@@ -226,20 +226,6 @@ class HFEngine:
 
     # -- versions --------------------------------------------------------------------------------------
 
-    @property
-    def newest(self) -> int:
-        """The version that ``version=None`` means."""
-        return self._versions.newest
-
-    @property
-    def live_versions(self) -> tuple[int, ...]:
-        """Versions that are served, the base (0) included."""
-        return self._versions.live
-
-    def hold(self, version: int | None = None) -> Hold:
-        """Keeps a version alive (the newest if None) from entering to leaving; ``async with`` or ``with``."""
-        return self._versions.hold(version)
-
     async def publish(self, version: int, adapter: str | Path) -> None:
         """Checks the folder whole and makes it the newest version; returns when requests get it.
 
@@ -261,10 +247,6 @@ class HFEngine:
     def publish_sync(self, version: int, adapter: str | Path) -> None:
         """``publish`` for code without an event loop; blocks the calling thread."""
         _finish(self.publish(version, adapter))
-
-    async def retire(self, version: int) -> None:
-        """Admits no new holders, waits for holders and requests, unloads. The newest cannot be retired."""
-        await self._versions.retire(version)
 
     # -- end -------------------------------------------------------------------------------------------
 

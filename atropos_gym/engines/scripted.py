@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from atropos_gym.engines._versions import Hold, VersionTable
+from atropos_gym.engines._versions import ServesVersions, VersionTable
 from atropos_gym.engines.base import Completion, FinishReason, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
@@ -64,7 +64,7 @@ def derived_logprob(prompt_ids: Sequence[int], ids: Sequence[int], position: int
     return -4.0 * (int.from_bytes(digest, "big") + 1) / (2**32 + 1)
 
 
-class ScriptedEngine:
+class ScriptedEngine(ServesVersions):
     """Answers from a script instead of a model.
 
     Args:
@@ -201,20 +201,6 @@ class ScriptedEngine:
             cut_by_context=params.max_tokens > room,
         )
 
-    @property
-    def newest(self) -> int:
-        """The version that ``version=None`` means."""
-        return self._versions.newest
-
-    @property
-    def live_versions(self) -> tuple[int, ...]:
-        """Versions that are served, the base (0) included."""
-        return self._versions.live
-
-    def hold(self, version: int | None = None) -> Hold:
-        """Keeps a version alive (the newest if None) from entering to leaving."""
-        return self._versions.hold(version)
-
     async def publish(self, version: int, adapter: str | Path) -> None:
         """Makes ``version`` the newest, under the rules of the real engine; the folder is never opened."""
         folder = Path(adapter)
@@ -223,10 +209,6 @@ class ScriptedEngine:
             self.published.append((version, folder))
 
         await self._versions.publish(version, folder, load)
-
-    async def retire(self, version: int) -> None:
-        """Admits no new holders, waits for holders and requests, forgets the version."""
-        await self._versions.retire(version)
 
     async def close(self) -> None:
         """Refuses everything from now on; idempotent."""
