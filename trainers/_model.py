@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +26,6 @@ def tokenizer_of(name: str, tokenizer: Any = None) -> Tokenizer:
         return load_tokenizer(tokenizer)
     if name == TINY:
         return load_tokenizer("bytes")
-    note = Path(name) / "atropos_gym.json"  # written beside a tiny base that was saved
-    if note.is_file():
-        return load_tokenizer(json.loads(note.read_text())["tokenizer"])
     return load_tokenizer(name)
 
 

@@ -24,7 +24,7 @@ from atropos_gym.trainers._sync import Sync
 from atropos_gym.trainers._tasks import Task
 from atropos_gym.trainers.entropy import AnswerTrie
 
-__all__ = ["MetricsFile", "Parts", "Phases", "RunFolder", "one_thread"]
+__all__ = ["MetricsFile", "Parts", "Phases", "RunFolder", "torch_threads"]
 
 
 @dataclass(slots=True)
@@ -123,11 +123,11 @@ class Phases:
 
 
 @contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Within it torch computes on one thread, if wanted: sums in one order, the same bits every time."""
+def torch_threads(wanted: int | None) -> Iterator[None]:
+    """Within it torch computes on so many threads; None leaves it as it is."""
     before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
+    if wanted is not None:
+        torch.set_num_threads(wanted)
     try:
         yield
     finally:

@@ -27,6 +27,8 @@ def check_settings(model: GRPO) -> None:
             raise ConfigError(f"{name} must be >= 0, got {getattr(model, name)}")
     if not model.temperature > 0:
         raise ConfigError(f"temperature must be > 0, got {model.temperature}: greedy samples teach nothing")
+    if model.threads is not None and model.threads < 1:
+        raise ConfigError(f"threads must be >= 1 or None, got {model.threads}")
     if model.checkpoint_every is not None and model.checkpoint_every < 1:
         raise ConfigError(f"checkpoint_every must be >= 1 or None, got {model.checkpoint_every}")
     known = {"reduction": get_args(Reduction), "baseline": get_args(Baseline), "scale": get_args(Scale)}

@@ -17,7 +17,7 @@ from stable_baselines3.common.policies import BasePolicy
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError
 from atropos_gym.trainers import _learning
-from atropos_gym.trainers._parts import one_thread
+from atropos_gym.trainers._parts import torch_threads
 from atropos_gym.trainers._settings import check_settings
 from atropos_gym.trainers._tasks import answers_of
 from atropos_gym.trainers.adapters import Lora
@@ -77,6 +77,7 @@ class GRPO(LMAlgorithm):
         dtype: of base weights, in learner and engine.
         slope_test: after each publish, test that the engine samples with the new weights.
         deterministic: one thread, fixed order: the same bits every time.
+        threads: that torch learns with; None is one for a tiny model, else torch's own choice.
         folder: for adapters, metrics and checkpoints; None: a temporary one until ``close``.
         metrics_path: of ``metrics.jsonl``; in ``folder`` if None.
         checkpoint_every: updates between checkpoints in ``folder``; None makes none.
@@ -139,6 +140,7 @@ class GRPO(LMAlgorithm):
         dtype: str = "float32",
         slope_test: bool = False,
         deterministic: bool = False,
+        threads: int | None = None,
         folder: str | Path | None = None,
         metrics_path: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -196,6 +198,7 @@ class GRPO(LMAlgorithm):
         self.alignment_limit = alignment_limit
         self.slope_test = slope_test
         self.deterministic = deterministic
+        self.threads = threads
         self.metrics_path = metrics_path
         self.checkpoint_every = checkpoint_every
         self.lease_seconds = lease_seconds
@@ -205,10 +208,14 @@ class GRPO(LMAlgorithm):
             self._setup_model()
 
     @property
-    def _one_thread(self) -> bool:
-        # A tiny model's matrices are too small to share: a second thread mostly waits, and on a busy machine
-        # makes everything ten times slower.
-        return self.deterministic or self.model_name == TINY
+    def _threads(self) -> int | None:
+        if self.deterministic:
+            return 1  # sums in one order, the same bits every time
+        if self.threads is None and self.model_name == TINY:
+            # Its matrices are too small to share: a second thread mostly waits, and on a busy machine makes
+            # everything ten times slower.
+            return 1
+        return self.threads
 
     # -- learning --------------------------------------------------------------------------------------
 
@@ -250,7 +257,7 @@ class GRPO(LMAlgorithm):
         stream = interleave(
             [transcripts(task.env, seed=(self.seed or 0) + k) for k, task in enumerate(tasks)]
         )
-        with one_thread(self._one_thread), trainable(self.policy.model, base=tiny) as parameters:
+        with torch_threads(self._threads), trainable(self.policy.model, base=tiny) as parameters:
             with lesson_bar(steps, progress_bar, on_step) as tell:
                 lesson_steps(
                     self._parts.scorer,
@@ -308,7 +315,7 @@ class GRPO(LMAlgorithm):
                 "this tiny model is untrained: its replies are noise and earn nothing; call warm_up() first",
                 stacklevel=2,
             )
-        with one_thread(self._one_thread):
+        with torch_threads(self._threads):
             _learning.learn(
                 self,
                 total_timesteps=total_timesteps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.cli.command import Command
@@ -53,12 +54,7 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
         name=config.name,
         max_batches_ahead=config.max_batches_ahead,
         on_post=lambda groups: show.say(_posted(groups)),
-        group_size=config.group_size,
-        concurrency=config.concurrency,
-        sampling=sampling,
-        seed=config.seed,
-        common_random_numbers=config.common_random_numbers,
-        env_kwargs=config.env_kwargs,
+        **_settings(config, sampling),
     )
     with BatchClient(url, retry_seconds=0) as client:
         try:
@@ -68,6 +64,18 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
     show.say(f"{service.name}: serving the trainer at {url}; Ctrl-C ends it")
     asyncio.run(service.run())
     print(f"the trainer has finished: {service.report['posted']} groups posted")
+
+
+def _settings(config: Config, sampling: SamplingParams) -> dict[str, Any]:
+    """Returns what a collector is told, whether it plays into a file or for a server."""
+    return {
+        "group_size": config.group_size,
+        "concurrency": config.concurrency,
+        "sampling": sampling,
+        "seed": config.seed,
+        "common_random_numbers": config.common_random_numbers,
+        "env_kwargs": config.env_kwargs,
+    }
 
 
 def _posted(groups: list[EpisodeGroup]) -> str:
@@ -94,12 +102,7 @@ def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams,
     collector = GroupCollector(
         find_env(config.env),
         engine,
-        group_size=config.group_size,
-        concurrency=config.concurrency,
-        sampling=sampling,
-        seed=config.seed,
-        common_random_numbers=config.common_random_numbers,
-        env_kwargs=config.env_kwargs,
+        **_settings(config, sampling),
     )
     a_round = max(1, config.concurrency // config.group_size)
     groups: list[EpisodeGroup] = []

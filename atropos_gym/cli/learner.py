@@ -63,6 +63,7 @@ def _new_learner(config: Config, folder: Path) -> GRPO:
         lora=Lora(rank=config.lora_rank, alpha=config.lora_alpha),
         dtype=config.dtype,
         folder=folder,
+        threads=config.threads,
         checkpoint_every=config.checkpoint_every,
         seed=config.seed,
     )

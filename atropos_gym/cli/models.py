@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -25,8 +24,6 @@ def find_model(name: str) -> str:
     """
     name = name.removeprefix("hf:")
     path = Path(name).expanduser()
-    # Every failed try to reach the hub would be a line; the last one's reason is in our own message.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if path.is_dir():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         return str(path)

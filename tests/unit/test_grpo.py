@@ -455,6 +455,27 @@ def test_the_slope_test_passes_an_honest_engine(tmp_path: Path) -> None:
 # -- what cannot work --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, 1), ({"threads": 2}, 2), ({"threads": 2, "deterministic": True}, 1)],
+    ids=["tiny", "asked for", "deterministic"],
+)
+def test_learning_computes_on_the_threads_that_are_wanted(fields: dict[str, Any], expected: int) -> None:
+    class Threads(BaseCallback):
+        seen: set[int] = set()
+
+        def _on_step(self) -> bool:
+            self.seen.add(torch.get_num_threads())
+            return True
+
+    before, callback = torch.get_num_threads(), Threads()
+    callback.seen = set()
+    with GRPO("tiny", Say, **{**SMALL, "deterministic": False, **fields}) as model:
+        model.warm_up(2, batch_size=4).learn(updates=1, callback=callback)
+    assert callback.seen == {expected}
+    assert torch.get_num_threads() == before
+
+
 def test_an_untrained_tiny_model_is_warned_of() -> None:
     with GRPO("tiny", Say, **SMALL) as model, pytest.warns(UserWarning, match="untrained.*warm_up"):
         model.learn(updates=1)
@@ -467,6 +488,7 @@ def test_an_untrained_tiny_model_is_warned_of() -> None:
         ({"groups_per_update": 0}, "groups_per_update must be >= 1, got 0"),
         ({"temperature": 0.0}, "temperature must be > 0"),
         ({"entropy": (0.1, "words")}, "entropy must be a number or"),
+        ({"threads": 0}, "threads must be >= 1 or None, got 0"),
         ({"reduction": "mean"}, "reduction must be one of token_mean, seq_mean, .*'mean'"),
         ({"scale": "std"}, "scale must be one of none, group"),
         ({"dtype": "int8"}, "dtype must be one of"),
