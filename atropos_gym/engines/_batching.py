@@ -156,7 +156,11 @@ class Batcher:
                     # it instead of tearing torch down under it, and `stopping` makes that wait short.
                     done: Future[None] = Future()
                     self._draining = done
-                    threading.Thread(target=self._drain, args=(done,), name="engine-batches").start()
+                    # Said outright: a thread started by a daemon thread would be a daemon too.
+                    worker = threading.Thread(
+                        target=self._drain, args=(done,), name="engine-batches", daemon=False
+                    )
+                    worker.start()
                 return
         self._answer(list(requests), [EngineError("the engine is closed")] * len(requests))
 

@@ -293,7 +293,7 @@ def _finish(work: Coroutine[Any, Any, None]) -> None:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=in_thread, name="hf-engine-publish")
+    thread = threading.Thread(target=in_thread, name="hf-engine-publish", daemon=False)
     thread.start()
     thread.join()
     if failures:

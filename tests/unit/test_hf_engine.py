@@ -562,6 +562,22 @@ def test_a_closed_engine_refuses_everything(engine: HFEngine, tmp_path: Path) ->
         engine.generate_sync([1, 2], params())
 
 
+def test_a_daemon_thread_s_batch_is_not_a_daemon(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter waits for a batch, whoever asked for it: torch must not be torn down under it."""
+    seen: list[tuple[str, bool]] = []
+    run = engine._batcher._run
+
+    def watched(requests: list) -> object:
+        seen.append((threading.current_thread().name, threading.current_thread().daemon))
+        return run(requests)
+
+    monkeypatch.setattr(engine._batcher, "_run", watched)
+    asker = threading.Thread(target=lambda: engine.generate_sync([1, 2], params()), daemon=True)
+    asker.start()
+    asker.join()
+    assert seen == [("engine-batches", False)]
+
+
 def test_closing_ends_a_running_batch(engine: HFEngine) -> None:
     shapes = rows_per_forward(engine)
 
