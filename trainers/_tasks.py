@@ -12,6 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from atropos_gym.errors import ConfigError, TokenizerMismatch
+from atropos_gym.rollout._registered import check_id
 from atropos_gym.spaces import TokenSequence
 from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import Tokenizer
@@ -88,6 +89,8 @@ def _make_task(env: Any, tokenizer: Tokenizer, env_kwargs: Mapping[str, Any] | N
     if isinstance(env, str) or isinstance(env, type):
         if "renderer" not in kwargs:
             kwargs.setdefault("tokenizer", tokenizer)
+        if isinstance(env, str):
+            check_id(env)
         made = gymnasium.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
         task = Task(env, made, weight, kwargs)
     elif isinstance(env, gymnasium.Env):

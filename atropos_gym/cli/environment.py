@@ -11,9 +11,9 @@ from typing import Any
 
 import gymnasium
 
-from atropos_gym.cli.config import nearest
 from atropos_gym.envs import ENVIRONMENTS
 from atropos_gym.errors import AtroposError, ConfigError
+from atropos_gym.rollout._registered import check_id
 from atropos_gym.text_env import TextEnv
 
 __all__ = ["find_env", "make_env", "short_name"]
@@ -39,12 +39,7 @@ def find_env(name: str) -> str | type[TextEnv]:
         if isinstance(found, type) and issubclass(found, TextEnv):
             return found
         name = rest
-    try:
-        gymnasium.spec(name)
-    except gymnasium.error.Error:
-        known = [key for key in gymnasium.registry if key.startswith("atropos/")]
-        hint = nearest(name, known) or f"; ready ones: {', '.join(ENVIRONMENTS)}"
-        raise ConfigError(f"unknown environment {name!r}{hint}") from None
+    check_id(name)
     return name
 
 

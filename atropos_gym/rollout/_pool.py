@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_gym.errors import ConfigError, TokenizerMismatch
+from atropos_gym.rollout._registered import check_id
 from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import Tokenizer
 
@@ -159,6 +160,7 @@ class EnvPool:
     def _make(self) -> gymnasium.Env[Any, Any]:
         try:
             if isinstance(self._source, str):
+                check_id(self._source)
                 # The passive checker looks at the first steps of each object: it is for tests, not for many.
                 made: Any = gymnasium.make(self._source, disable_env_checker=True, **self._kwargs)
             else:

@@ -778,3 +778,12 @@ class _NoKeywords(TextEnv):
 def test_an_environment_that_takes_no_tokenizer_is_told_what_to_do(source: Any) -> None:
     with pytest.raises(ConfigError, match=r"takes no tokenizer=.*GymTextEnv.*\*\*keywords"):
         GroupCollector(source, make_engine("scripted", script=lambda prompt, params, call: [258]))
+
+
+def test_an_unknown_id_is_one_line_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown environment 'atropos/Blackjak-v0'; nearest: atropos/Black"
+    ):
+        GroupCollector("atropos/Blackjak-v0", saying("x"))
+    with pytest.raises(ConfigError, match="names the module 'no_such_module'"):
+        GroupCollector("no_such_module:Thing-v0", saying("x"))
