@@ -7,7 +7,7 @@ SEED   ?= 0
 NAME   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all check format clean
+.PHONY: help demo test test-slow test-browser check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +38,9 @@ test: $(VENV)/.test  ## the unit suite
 
 test-slow: $(VENV)/.test  ## what takes longer: real models, whole jobs
 	$(BIN)/python -m pytest -m slow
+
+test-browser: $(VENV)/.test  ## the pages in headless Chromium
+	$(BIN)/python -m pytest -m browser
 
 check: $(VENV)/.dev  ## format, lint, types, layers, spelling
 	$(BIN)/ruff format --check .
