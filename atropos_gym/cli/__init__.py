@@ -65,7 +65,7 @@ def _run(command: Command) -> int:
     # Every failed try to reach the hub would be a line. It reads this once, when a verb first imports it.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
-        verb = importlib.import_module(f"atropos_gym.cli.{command.verb}")
+        verb = importlib.import_module(f"atropos_gym.cli.{command.verb.replace('-', '_')}")
         return int(verb.run(command))
     finally:
         if before is not None:

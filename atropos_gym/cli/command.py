@@ -20,6 +20,11 @@ from atropos_gym.errors import ConfigError
 
 __all__ = ["Command", "parse"]
 
+#: What some verbs are about: a word that is no flag, and what ``--help`` says of it.
+TARGETS = {
+    "check-model": ("NAME", "a model's name or folder (no weights are read), or bytes"),
+}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -31,6 +36,8 @@ class Command:
         dry_run: print the configuration and do nothing.
         resume: ``train``: the run's folder to go on with.
         given: names of the fields that were given as flags.
+        target: the word that is no flag, such as the model of ``check-model``.
+        json: print JSON for programs in place of a table.
     """
 
     verb: str
@@ -38,6 +45,8 @@ class Command:
     dry_run: bool = False
     resume: Path | None = None
     given: frozenset[str] = frozenset()
+    target: str = ""
+    json: bool = False
 
 
 def parse(words: Sequence[str]) -> Command | None:
@@ -74,7 +83,14 @@ def parse(words: Sequence[str]) -> Command | None:
             )
         return Command("train", Config(), spoken.dry_run, spoken.resume)
     config = resolve(spoken.verb, flags, spoken.config)
-    return Command(spoken.verb, config, spoken.dry_run, given=frozenset(flags))
+    return Command(
+        spoken.verb,
+        config,
+        spoken.dry_run,
+        given=frozenset(flags),
+        target=spoken.target,
+        json=spoken.json,
+    )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -103,6 +119,11 @@ def _parser() -> _Parser:
 
 
 def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
+    if verb in TARGETS:
+        metavar, about = TARGETS[verb]
+        sub.add_argument("target", metavar=metavar, help=about)
+    if verb == "check-model":
+        sub.add_argument("--json", action="store_true", help="print JSON for programs in place of the table")
     if Config.reads(verb):
         sub.add_argument(
             "--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it"
@@ -115,7 +136,7 @@ def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
         sub.add_argument(
             "--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x"
         )
-    sub.set_defaults(dry_run=False, config=None)
+    sub.set_defaults(dry_run=False, config=None, target="", json=False)
 
 
 def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -127,16 +148,22 @@ def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
         group = sections[about["section"]]
         field = Config.model_fields[name]
         text = about["description"].replace("%", "%%")
-        if name == "env_args":
-            group.add_argument("--env-arg", action="append", dest=name, metavar="KEY=VALUE", help=text)
+        if _repeats(name):
+            metavar = "KEY=VALUE" if isinstance(field.default, dict) else "ID"
+            group.add_argument(_flag(name), action="append", dest=name, metavar=metavar, help=text)
         elif field.annotation is bool:
             group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             group.add_argument(_flag(name), metavar=_metavar(name), help=f"{text} [{_shown(field.default)}]")
 
 
+def _repeats(name: str) -> bool:
+    """Whether a field holds several values, one flag each."""
+    return name in ("env_args", "template_kwargs", "stop_ids")
+
+
 def _flag(name: str) -> str:
-    return "--env-arg" if name == "env_args" else f"--{name.replace('_', '-')}"
+    return f"--{(name.removesuffix('s') if _repeats(name) else name).replace('_', '-')}"
 
 
 def _metavar(name: str) -> str:
@@ -154,22 +181,23 @@ def _shown(default: Any) -> str:
 
 
 def _flags(spoken: argparse.Namespace) -> dict[str, Any]:
-    """The fields that were given as flags; ``null`` is None, an environment's arguments are read as YAML."""
+    """The fields that were given as flags; ``null`` is None, the values of KEY=VALUE are read as YAML."""
     flags: dict[str, Any] = {}
     for name, value in vars(spoken).items():
         if name not in Config.model_fields or value is None:
             continue
-        if name == "env_args":
-            flags[name] = dict(_pair(word) for word in value)
+        if isinstance(Config.model_fields[name].default, dict):
+            flags[name] = dict(_pair(_flag(name), word) for word in value)
         else:
             flags[name] = None if value == "null" else value
     return flags
 
 
-def _pair(word: str) -> tuple[str, Any]:
+def _pair(flag: str, word: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     if not equals or not key.isidentifier():
-        raise ConfigError(f"--env-arg {word!r}: expected KEY=VALUE, such as describe=terse")
+        example = "describe=terse" if flag == "--env-arg" else "enable_thinking=false"
+        raise ConfigError(f"{flag} {word!r}: expected KEY=VALUE, such as {example}")
     try:
         return key, yaml.safe_load(text)
     except yaml.YAMLError:
@@ -184,10 +212,11 @@ def _refuse(verb: str, word: str) -> NoReturn:
         )
     flag = word.split("=")[0]
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    name = "env_args" if name == "env_arg" else name
+    name = f"{name}s" if _repeats(f"{name}s") else name
     if name in Config.model_fields and verb not in Config.about(name)["verbs"]:
         others = ", ".join(Config.about(name)["verbs"])
         raise ConfigError(f"{verb} does not read {flag}; it belongs to {others}")
     known = [_flag(name) for name in Config.reads(verb)] + ["--config", "--dry-run", "--debug", "--resume"]
+    known += ["--json"] if verb == "check-model" else []
     hint = nearest(flag, known) or f"; `atropos-gym {verb} --help` lists them"
     raise ConfigError(f"{verb}: unknown flag {flag}{hint}")
