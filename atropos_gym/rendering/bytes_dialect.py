@@ -31,23 +31,38 @@ class BytesDialect:
     rewrites_history = False
     channels = False
     identity: Mapping[str, Any] = {"kind": "bytes"}
+    controls: Mapping[int, str] = {
+        256: "<pad>",
+        257: "<bos>",
+        258: "<end>",
+        259: "<system>",
+        260: "<user>",
+        261: "<assistant>",
+        262: "<tool>",
+        263: "<spare>",
+    }
 
-    def __init__(self) -> None:
-        kept = {"plain": True, "whitespace": True, "thinking": True, "empty": True}
+    def facts(self) -> dict[str, Any]:
+        """Returns what this form does to a conversation: nothing is added, trimmed or rewritten."""
         form = {
             "close": _END,
             "close_kind": "normal",
             "history_head_equals_prompt": True,
             "bridge_independent_of_history": True,
         }
-        self.report: dict[str, Any] = {
+        return {
             "generation_prompt": "",
-            "history_keeps": kept,
+            "head": "",
+            "history_keeps": {"plain": True, "whitespace": True, "thinking": True, "empty": True},
             "last_turn_is_prefix": True,
             "user_text_kept": True,
             "system_role": True,
             "roles_alternate": False,
-            "notes": [],
+            "preamble": "",
+            "preamble_stays": False,
+            "takes_tools": False,
+            "variables": [],
+            "clock": None,
             "user": form,
             "tool": dict(form),
         }

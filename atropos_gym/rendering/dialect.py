@@ -17,7 +17,7 @@ class Dialect(Protocol):
         min_bridge: length of the bridge of an empty user message after an empty turn.
         rewrites_history: the bridge changes with the history, so every turn is a segment.
         identity: what decides the ids beside the tokenizer; part of the fingerprint.
-        report: what was found at construction.
+        controls: ids that only the template writes, with their spellings.
         channels: a turn is made of channels (harmony): the reply's content is the last final one.
     """
 
@@ -26,8 +26,12 @@ class Dialect(Protocol):
     min_bridge: int
     rewrites_history: bool
     identity: Mapping[str, Any]
-    report: dict[str, Any]
+    controls: Mapping[int, str]
     channels: bool
+
+    def facts(self) -> dict[str, Any]:
+        """What the template does to a conversation, ready for JSON (``template_facts``)."""
+        ...
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True

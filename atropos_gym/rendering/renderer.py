@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import Reply, ToolCall
@@ -19,6 +19,9 @@ from atropos_gym.rendering.bytes_dialect import BytesDialect
 from atropos_gym.rendering.dialect import Dialect
 from atropos_gym.rendering.reply_text import split_channels, split_thinking
 from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
+
+if TYPE_CHECKING:
+    from atropos_gym.rendering.report import ModelReport
 
 __all__ = ["ChatRenderer", "Past", "Source", "chat_renderer"]
 
@@ -103,7 +106,6 @@ class ChatRenderer:
         self.stop_ids: tuple[int, ...] = self._dialect.stop_ids
         self.opener: str = self._dialect.opener
         self.min_bridge: int = self._dialect.min_bridge
-        self.report: dict[str, Any] = self._dialect.report
         self._stops = frozenset(self.stop_ids)
         self._opens = "<think>" in self.opener
 
@@ -135,6 +137,17 @@ class ChatRenderer:
     def fingerprint(self) -> str:
         """``sha256:...`` of the tokenizer and of everything else that decides the ids."""
         return digest({"tokenizer": self.tokenizer.fingerprint, **self._dialect.identity})
+
+    def report(self) -> ModelReport:
+        """Returns what was found about this tokenizer and template, with every promise really tried.
+
+        Example:
+            >>> ChatRenderer("bytes").report().ok
+            True
+        """
+        from atropos_gym.rendering.report import report
+
+        return report(self, self._dialect)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
         """Returns the ids of a conversation, ending where the assistant is to speak.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from atropos_gym.errors import NewSegment, TemplateError
 from atropos_gym.rendering.chat_template import ChatTemplate
+from atropos_gym.rendering.template_facts import template_facts
 from atropos_gym.rendering.template_probe import (
     ASSISTANT_PROBE,
     USER_PROBE,
@@ -21,7 +22,6 @@ from atropos_gym.rendering.template_probe import (
     probe,
     stop_ids_of,
 )
-from atropos_gym.rendering.template_report import report
 from atropos_gym.tokenizers.hf import HFTokenizer
 from atropos_gym.tokenizers.plain_encoding import ControlText, PlainEncoder
 
@@ -79,7 +79,7 @@ class TemplateDialect:
         self._probed = probe(self._template, self._text.encode, controls, self.stop_ids)
         self._header = self._assistant_header()
         self._sayable = PlainEncoder(tokenizer.backend, self._unsayable(tokenizer, controls))
-        self.report = report(self._template, self._probed)
+        self.controls: Mapping[int, str] = {i: added[i].content for i in sorted(controls)}
         self._merge_system = self._choose_system(system)
         self._tool_as_user = self._choose_tool_role(tool_role)
         used = [f for r, f in self._probed.forms.items() if r == "user" or not self._tool_as_user]
@@ -141,6 +141,10 @@ class TemplateDialect:
                 f"the chat template of {self.name} cannot write role 'tool' ({refused}): set tool_role='user'"
             )
         return wanted == "user" or refused is not None
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the template does to a conversation."""
+        return template_facts(self._template, self._probed)
 
     def prompt(self, messages: _Messages, tools: Any = None, *, speak: bool = True) -> list[int]:
         """Returns the ids of a whole conversation, encoded once."""

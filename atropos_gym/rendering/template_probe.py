@@ -19,6 +19,7 @@ __all__ = [
     "ASKED",
     "ASSISTANT_PROBE",
     "OTHER_PROBE",
+    "SYSTEM_PROBE",
     "USER_PROBE",
     "CloseKind",
     "Probed",

@@ -197,7 +197,7 @@ def check_invariants(folder: Path, row: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         renderer = renderer_of(folder, row)
-        report = renderer.report
+        report = renderer.report()
         assert report["generation_prompt"] == expect["generation_prompt"]
         assert report["history_keeps"] == expect["history_keeps"]
         assert report["system_role"] == expect["system_role"]

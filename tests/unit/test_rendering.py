@@ -139,7 +139,7 @@ def test_a_default_system_prompt_stands_in_the_prompt_alone() -> None:
 def test_a_template_that_trims_trims_observations_and_leaves_what_was_sampled() -> None:
     renderer = RENDERERS["trims"]
     assert renderer.bridge([END], [user("  More  ")]) == renderer.bridge([END], [user("More")])
-    assert renderer.report["history_keeps"]["whitespace"] is False
+    assert renderer.report()["history_keeps"]["whitespace"] is False
     sampled = [*renderer.tokenizer.encode(" Hello \n"), END]
     prompt = renderer.prompt([user("Hi")])
     more, opens = renderer.advance(prompt, sampled, [user("Hi"), assistant(" Hello \n")], [user("x")])
@@ -191,7 +191,7 @@ def test_a_header_that_ends_a_turn_is_not_repeated() -> None:
     hf = imitation.tiny_tokenizer(imitation.HEADERS, imitation.HEADER_TOKENS)
     _, user_id, _, tool_id = hf.convert_tokens_to_ids(list(imitation.HEADER_TOKENS))
     renderer = ChatRenderer(hf, stop_ids=[user_id, tool_id])
-    assert renderer.report["user"]["close_kind"] == "header"
+    assert renderer.report()["user"]["close_kind"] == "header"
     bridge = renderer.bridge([50, user_id], [user("More")])
     assert renderer.tokenizer.decode(bridge) == "\nMore<|assistant|>\n"
     assert renderer.bridge([50], [user("More")]) == [user_id, *bridge]
@@ -214,7 +214,7 @@ def _harmony() -> tuple[ChatRenderer, dict[str, int]]:
 
 def test_a_close_that_differs_in_history_is_not_added_to_a_sampled_end() -> None:
     renderer, ids = _harmony()
-    assert renderer.report["user"]["close_kind"] == "history_close_differs"
+    assert renderer.report()["user"]["close_kind"] == "history_close_differs"
     after = renderer.bridge([50, ids["return"]], [user("More")])
     assert renderer.tokenizer.decode(after) == "<|start|>user<|message|>More<|end|><|start|>assistant"
     assert renderer.bridge([50], [user("More")]) == [ids["end"], *after]
@@ -227,7 +227,7 @@ def test_a_close_that_differs_in_history_is_not_added_to_a_sampled_end() -> None
 def test_a_tool_result_that_needs_a_call_gets_one_and_stands_without_it() -> None:
     renderer, ids = _harmony()
     result = {"role": "tool", "name": "f", "content": "42 <|call|>"}
-    assert renderer.report["tool"]["close_kind"] == "tool_call"
+    assert renderer.report()["tool"]["close_kind"] == "tool_call"
     after = renderer.bridge([50, ids["call"]], [result])
     assert renderer.tokenizer.decode(after) == (
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42 <|call|><|end|>"
@@ -248,8 +248,8 @@ def test_roles_that_must_alternate_are_reported_and_refused_by_name() -> None:
             ("<start_of_turn>", "<end_of_turn>"),
         )
     )
-    assert renderer.report["roles_alternate"]
-    assert renderer.report["history_keeps"] == {
+    assert renderer.report()["roles_alternate"]
+    assert renderer.report()["history_keeps"] == {
         "plain": True,
         "whitespace": False,
         "thinking": True,
@@ -302,7 +302,7 @@ def test_a_close_that_only_a_next_message_shows_is_found() -> None:
         "{% if add_generation_prompt %}{{ '<|im_end|>\\n<|im_start|>assistant\\n' }}{% endif %}"
     )
     renderer = ChatRenderer(imitation.tiny_tokenizer(late))
-    assert renderer.report["user"]["close"] == END
+    assert renderer.report()["user"]["close"] == END
     bridge = renderer.tokenizer.decode(renderer.bridge([END], [user("More")]))
     assert bridge == "\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
 
@@ -372,7 +372,7 @@ def test_a_template_that_changes_with_history_is_forced_into_template_mode() -> 
     with pytest.warns(UserWarning, match="segment of its own"):
         renderer = ChatRenderer(imitation.tiny_tokenizer(imitation.COUNTS))
     assert renderer.past == "template"
-    assert renderer.report["user"]["bridge_independent_of_history"] is False
+    assert renderer.report()["user"]["bridge_independent_of_history"] is False
 
 
 @pytest.mark.parametrize(
