@@ -137,7 +137,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                 if limit != sampling.max_tokens:
                     sampling = sampling.with_(max_tokens=limit)
                 completion = await complete(engine, rows.prompt, sampling, held.version, plan, len(rewards))
-                rows.sample(completion, stop_ids)
+                rows.sample(completion, stop_ids, info.get("legal_actions"))
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)
                 observation, reward, terminated, truncated, info = await _in_env(seat.step(action))
@@ -149,6 +149,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                     reward=reward,
                     ended=ended,
                     cut_short=ended and env.playing,  # a time limit around it, say
+                    info=info,
                 )
                 rewards.append(reward)
                 invalid_turns += bool(info.get("invalid"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,15 @@ class RowBuilder:
         """All ids that the next turn is conditioned on."""
         return self.rows[-1].ids
 
-    def sample(self, completion: Completion, stop_ids: frozenset[int]) -> None:
+    def sample(
+        self, completion: Completion, stop_ids: frozenset[int], legal_actions: list[str] | None = None
+    ) -> None:
         """Appends what the engine returned, as it is.
+
+        Args:
+            completion: the turn.
+            stop_ids: ids that end a turn.
+            legal_actions: what could be said in it, where the environment tells.
 
         Raises:
             BrokenIds: logprobs do not belong to the ids one by one, or are none.
@@ -55,8 +63,9 @@ class RowBuilder:
         row.ids.extend(completion.ids)
         row.mask.extend(completion.ids)
         row.logprobs.extend(_checked_logprobs(completion))
+        cut = stop_ids.isdisjoint(completion.ids)
         row.turns.append(
-            Turn(start, len(row.ids), 0.0, completion.version, stop_ids.isdisjoint(completion.ids))
+            Turn(start, len(row.ids), 0.0, completion.version, cut, legal_actions=legal_actions)
         )
 
     def observe(
@@ -67,6 +76,7 @@ class RowBuilder:
         reward: float,
         ended: bool,
         cut_short: bool = False,
+        info: dict[str, Any] | None = None,
     ) -> None:
         """Takes the environment's answer to the turn sampled last: a bridge, a new segment or the end.
 
@@ -76,12 +86,14 @@ class RowBuilder:
             reward: of the turn.
             ended: whether the episode is over.
             cut_short: a wrapper ended it, so the observation is the prompt of a turn that nobody plays.
+            info: what else the environment said of the turn; kept, not copied.
 
         Raises:
             BrokenIds: ids changed within a segment, or the last observation is more than what was known.
         """
         row = self.rows[-1]
         row.turns[-1].reward = reward
+        row.turns[-1].info = info or {}
         ids = ids_of(observation)
         if segment != self._segment:
             if (ended and not cut_short) or segment != self._segment + 1:

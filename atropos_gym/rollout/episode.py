@@ -32,6 +32,8 @@ class Turn:
         reward: what the environment paid for it.
         version: policy version that sampled it.
         cut: no end id was sampled.
+        info: what the environment's step said of it: ``invalid`` and why, ``reward_terms``, a task's own words.
+        legal_actions: what could be said in it; None where the environment does not tell.
     """
 
     start: int
@@ -39,6 +41,8 @@ class Turn:
     reward: float
     version: int
     cut: bool
+    info: dict[str, Any] = field(default_factory=dict)
+    legal_actions: list[str] | None = None
 
 
 @dataclass(slots=True)
