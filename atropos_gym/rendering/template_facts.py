@@ -39,10 +39,10 @@ def template_facts(template: ChatTemplate, probed: Probed) -> dict[str, Any]:
 
     Keys: ``generation_prompt`` (None: not a suffix), ``head`` (text of one user message with it),
     ``history_keeps`` (by kind of answer), ``last_turn_is_prefix``, ``user_text_kept``, ``system_role``,
-    ``roles_alternate``, ``preamble`` (what stands before the first message unasked, BOS included), ``preamble_stays``
-    (also where a system message is given), ``takes_tools``, ``variables`` (that ``template_kwargs`` can set),
-    ``clock`` (the date that was pinned, or None); by role (``user``, ``tool``) either ``refused`` or
-    ``close``, ``close_kind``, ``history_head_equals_prompt`` and ``bridge_independent_of_history``.
+    ``roles_alternate``, ``preamble`` (what stands before the first message unasked, BOS included),
+    ``preamble_stays`` (also where a system message is given), ``takes_tools``, ``variables`` (that
+    ``template_kwargs`` can set), ``clock`` (the date that was pinned, or None); by role (``user``, ``tool``)
+    either ``refused`` or ``close``, ``close_kind``, ``history_head_equals_prompt`` and ``bridge_independent_of_history``.
     """
     full = answered_by(template, ASKED, "user")
     sep = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)[0]

@@ -37,13 +37,22 @@ class HFTokenizer:
         hf: the transformers tokenizer.
         backend: its ``tokenizers.Tokenizer``.
         eos_ids: every end id known without looking at a template.
+        config_eos_ids: those of them that the generation config names.
+        rows_known: the rows are the model's own, not just the tokenizer's length.
 
     Raises:
         ConfigError: a tokenizer without a fast backend.
     """
 
     def __init__(
-        self, hf: Any, name: str, rows: int, *, source: tuple[str, int | None] | None, eos_ids: Sequence[int]
+        self,
+        hf: Any,
+        name: str,
+        rows: int,
+        *,
+        source: tuple[str, int | None] | None,
+        eos_ids: Sequence[int],
+        rows_known: bool = False,
     ) -> None:
         backend = getattr(hf, "backend_tokenizer", None)
         if backend is None or not hasattr(backend, "get_added_tokens_decoder"):
@@ -52,9 +61,11 @@ class HFTokenizer:
         self.backend = backend
         self.name = name
         self.rows = rows
+        self.rows_known = rows_known
         self._source = source
         own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*map(int, eos_ids), *own)))
+        self.config_eos_ids: tuple[int, ...] = tuple(map(int, eos_ids))
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*self.config_eos_ids, *own)))
         self._length = len(hf)
 
     def __len__(self) -> int:
@@ -147,7 +158,15 @@ def load_hf(source: str, rows: int | None) -> HFTokenizer:
     known = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     ends = _read_json(source, "generation_config.json").get("eos_token_id")
     eos_ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    return HFTokenizer(hf, source, int(rows or known or len(hf)), source=(source, rows), eos_ids=eos_ids)
+    wanted = rows or known
+    return HFTokenizer(
+        hf,
+        source,
+        int(wanted or len(hf)),
+        source=(source, rows),
+        eos_ids=eos_ids,
+        rows_known=wanted is not None,
+    )
 
 
 def _read_json(source: str, name: str) -> dict[str, Any]:
@@ -179,5 +198,7 @@ def wrap_hf(hf: Any, rows: int | None = None) -> HFTokenizer:
     known = _wrapped.get(id(hf))
     if known is None or len(known) != len(hf) or rows not in (None, known.rows):
         name = str(getattr(hf, "name_or_path", "") or type(hf).__name__)
-        _wrapped[id(hf)] = HFTokenizer(hf, name, int(rows or len(hf)), source=None, eos_ids=())
+        _wrapped[id(hf)] = HFTokenizer(
+            hf, name, int(rows or len(hf)), source=None, eos_ids=(), rows_known=rows is not None
+        )
     return _wrapped[id(hf)]
