@@ -2,11 +2,21 @@
 
 A member is a 1-D integer array of bounded length. The class is a stacked ``Sequence`` with ``shape=()`` and
 ``dtype=object``: the one form that Gymnasium's vector environments and checkers and Stable-Baselines3 all
-accept without padding. Shared memory is the exception: pass ``shared_memory=False`` to ``AsyncVectorEnv``.
+accept without padding.
+
+What cannot hold sequences of different lengths refuses them, or should not be used:
+
+* ``AsyncVectorEnv`` with shared memory, its default, raises ``TypeError``: pass ``shared_memory=False``.
+* Vector environments with ``observation_mode="different"`` raise ``TypeError``.
+* Stable-Baselines3's ``SubprocVecEnv`` stacks prompts: unequal lengths raise ``ValueError``, equal ones
+  become an array of two dimensions. Use ``DummyVecEnv``.
+* Its ``VecCheckNan``, ``VecFrameStack`` and ``VecNormalize(norm_obs=True)`` raise.
+* ``flatten`` (and so ``FlattenObservation``) is one-hot: ``length * vocab_size`` numbers.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +39,7 @@ class TokenSequence(spaces.Sequence):
         seed: of the space's own generator.
 
     Raises:
+        TypeError: a bound that is no integer, named.
         ValueError: a bound that cannot hold, named.
 
     Example:
@@ -46,15 +57,15 @@ class TokenSequence(spaces.Sequence):
         min_length: int = 0,
         seed: int | np.random.Generator | None = None,
     ) -> None:
-        if vocab_size < 1:
+        self.vocab_size = _integer("vocab_size", vocab_size)
+        self.max_length = _integer("max_length", max_length)
+        self.min_length = _integer("min_length", min_length)
+        if self.vocab_size < 1:
             raise ValueError(f"vocab_size must be >= 1, got {vocab_size}")
-        if not 0 <= min_length <= max_length:
+        if not 0 <= self.min_length <= self.max_length:
             raise ValueError(
                 f"lengths must satisfy 0 <= min_length <= max_length, got {min_length} and {max_length}"
             )
-        self.vocab_size = int(vocab_size)
-        self.max_length = int(max_length)
-        self.min_length = int(min_length)
         super().__init__(spaces.Discrete(self.vocab_size), seed=seed, stack=True)
         # Sequence leaves both None, and SB3's buffers are np.zeros((n, *shape), dtype): () and object make
         # them arrays of n slots, one sequence each.
@@ -88,6 +99,7 @@ class TokenSequence(spaces.Sequence):
             int32 array of shape ``(length,)``.
 
         Raises:
+            TypeError: a length that is no integer.
             ValueError: both given, or a length or weights that fit no member.
         """
         if mask is not None and probability is not None:
@@ -112,7 +124,7 @@ class TokenSequence(spaces.Sequence):
         """Returns a length: drawn from the bounds (None), from an array, or the given int, checked."""
         if wanted is None:
             return int(self.np_random.integers(self.min_length, self.max_length + 1))
-        length = int(self.np_random.choice(wanted)) if isinstance(wanted, np.ndarray) else int(wanted)
+        length = _integer("length", self.np_random.choice(wanted) if np.ndim(wanted) else wanted)
         if not self.min_length <= length <= self.max_length:
             raise ValueError(f"length must be in [{self.min_length}, {self.max_length}], got {length}")
         return length
@@ -143,6 +155,16 @@ class TokenSequence(spaces.Sequence):
         """Returns a short form: it stands in every error about the space."""
         shortest = f", min_length={self.min_length}" if self.min_length else ""
         return f"TokenSequence({self.vocab_size}, max_length={self.max_length}{shortest})"
+
+
+def _integer(name: str, value: Any) -> int:
+    """Returns a bound or a length as an int; a float would be cut in silence."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
 
 
 def _is_int(value: Any) -> bool:
