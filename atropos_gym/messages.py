@@ -49,6 +49,7 @@ class Reply:
         malformed: ids stand after the end id.
         opened: what the generation prompt had opened, such as ``<think>``; else "".
         ids: the sampled ids, the end id included.
+        fault: how it broke the environment's ``thinking``, and then ``content`` is empty; else None.
     """
 
     text: str
@@ -59,6 +60,7 @@ class Reply:
     complete: bool = True
     malformed: bool = False
     opened: str = ""
+    fault: str | None = None
 
 
 @dataclass(slots=True)

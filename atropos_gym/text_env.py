@@ -7,7 +7,10 @@ torch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 import gymnasium
@@ -17,6 +20,7 @@ from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
 from atropos_gym._checks import action_ids, author_messages, finite_reward, plain_info, positive
+from atropos_gym._thinking import Thinking, thinking_fault, thinking_mode, thinking_renderer, with_thinking
 from atropos_gym.errors import ConfigError, PromptTooLong, TokenizerMismatch
 from atropos_gym.messages import Feedback, Message, Reply
 from atropos_gym.rendering import ChatRenderer, chat_renderer
@@ -54,8 +58,9 @@ class TextEnv(gymnasium.Env[Any, Any]):
 
     Info:
         Always ``segment`` and ``turn`` (from 0: the turn to be played, at the end the turns played) and
-        ``max_new_tokens``; ``invalid`` and ``reward_terms``
-        where they apply; at the end ``end_reason`` and, where known, ``success`` and ``is_success``.
+        ``max_new_tokens``; ``invalid`` and ``reward_terms`` where they apply; ``invalid_reason`` after a
+        reply that broke ``thinking``; at the end ``end_reason`` and, where known, ``success`` and
+        ``is_success``.
 
     Arguments:
         tokenizer: a name, a folder, or a tokenizer.
@@ -67,6 +72,13 @@ class TextEnv(gymnasium.Env[Any, Any]):
         max_prompt_tokens: most ids in the first prompt.
         max_feedback_tokens: ids that ``max_tokens`` reserves for each feedback.
         max_tokens: most ids in a segment; None computes it from the others.
+        thinking: ``"auto"``: as the policy likes. ``"required"``: a thought, closed, before the content.
+            ``"forbidden"``: none but an empty one. An int: none, or at most so many sampled ids before its
+            closing tag. Where the generation prompt opened the thought, everything up to the closing tag is
+            it. A reply that breaks this is invalid: ``respond`` reads empty ``content`` and the reason
+            (``reply.fault``), ``info`` has it as ``invalid_reason``: ``no_thinking``, ``unclosed_think``,
+            ``thinking_forbidden`` or ``thinking_too_long``. The first two modes also set the chat template's
+            own switch (``enable_thinking``) where it has one; a ``renderer`` given stays as it is.
         history: ``"whole"``: a segment grows through the episode. ``"latest"``: every turn's prompt is the
             system prompt, ``begin``'s messages but the last, and the newest feedback; each a segment.
 
@@ -95,6 +107,7 @@ class TextEnv(gymnasium.Env[Any, Any]):
     #: None on a class means "computed"; every instance has an int.
     max_tokens: int = None  # type: ignore[assignment]
     history: Literal["whole", "latest"] = "whole"
+    thinking: Thinking = "auto"
 
     #: Every reply that can ever be legal, where they are few.
     answers: tuple[str, ...] | None = None
@@ -119,14 +132,16 @@ class TextEnv(gymnasium.Env[Any, Any]):
         max_feedback_tokens: int | None = None,
         max_tokens: int | None = None,
         history: Literal["whole", "latest"] | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         # SB3 makes environments with render_mode="rgb_array" unasked: taken, and nothing is drawn.
         if render_mode not in (None, "ansi", "rgb_array"):
             raise ConfigError(f"render_mode must be None or 'ansi', got {render_mode!r}")
         if system_prompt is not None and not isinstance(system_prompt, str):
-            raise ConfigError(f"system_prompt must be a str or None, got {type(system_prompt).__name__}")
+            raise ConfigError(f"system_prompt must be a str or None, got {system_prompt!r:.60}")
         self.render_mode = render_mode
         self.system_prompt = system_prompt
+        self.thinking = thinking_mode(self.thinking if thinking is None else thinking)
         self.renderer = self._choose_renderer(tokenizer, renderer)
         self.tokenizer: Tokenizer = self.renderer.tokenizer
         self.stop_ids: tuple[int, ...] = self.renderer.stop_ids
@@ -154,15 +169,18 @@ class TextEnv(gymnasium.Env[Any, Any]):
         self._ended = ""
         self._turn = 0
         self._segment = 0
-        self._prompt: Ids = np.zeros(0, dtype=np.int32)
-        self._segment_from = 0  # where in messages the conversation of this segment begins
+        self._ids = array("i")  # the segment so far, ids of 32 bits; it only grows within a segment
+        self._conversation: list[Message] = []  # the messages of this segment
         self._standing: list[Message] = []  # history="latest": what stands before the newest feedback
 
-    @staticmethod
-    def _choose_renderer(tokenizer: str | Tokenizer | Any, renderer: ChatRenderer | None) -> ChatRenderer:
+    def _choose_renderer(
+        self, tokenizer: str | Tokenizer | Any, renderer: ChatRenderer | None
+    ) -> ChatRenderer:
         """Returns the given renderer or the tokenizer's own; two tokenizers that differ are refused."""
         if renderer is None:
-            return chat_renderer(tokenizer)
+            return thinking_renderer(chat_renderer(tokenizer), self.thinking)
+        if not isinstance(renderer, ChatRenderer):
+            raise ConfigError(f"renderer must be a ChatRenderer or None, got {renderer!r:.60}")
         if not (isinstance(tokenizer, str) and tokenizer == "bytes"):
             wanted = load_tokenizer(tokenizer)
             if wanted.fingerprint != renderer.tokenizer.fingerprint:
@@ -211,6 +229,19 @@ class TextEnv(gymnasium.Env[Any, Any]):
         """Returns what a uniformly random legal player would say now, or None where that is unknown."""
         return None
 
+    def say(self, content: str) -> list[int]:
+        r"""Returns the ids of a turn whose reply has this content, for ``sample_reply`` and ``answers``.
+
+        A thought that the generation prompt opened is closed first; where ``thinking`` is required, three
+        dots are thought.
+
+        Example:
+            >>> env = TextEnv(thinking="required")
+            >>> env.tokenizer.decode(env.say("hit"))
+            '<think>\n...\n</think>\n\nhit'
+        """
+        return self.renderer.say(with_thinking(self.thinking, content, self.renderer.opener))
+
     def reseed(self, seed: int) -> None:
         """Sets the chance that comes after the start; called between ``reset`` and the first step."""
         self._np_random, self._np_random_seed = seeding.np_random(seed)
@@ -248,12 +279,13 @@ class TextEnv(gymnasium.Env[Any, Any]):
                 f"the first prompt has {len(ids)} ids, more than max_prompt_tokens={self.max_prompt_tokens} "
                 f"({self.tokenizer.name} tokenizer): raise max_prompt_tokens or shorten the prompt"
             )
+        self._ids = array("i", ids)
         self.messages = opening
+        self._conversation = [*opening]
         self._standing = opening[:-1]
-        self._segment_from = self._turn = self._segment = 0
-        self._prompt = np.array(ids, dtype=np.int32)
+        self._turn = self._segment = 0
         self._playing = True
-        return self._prompt.copy(), self._info(self.extra_info())
+        return self._observation(), self._info(self.extra_info())
 
     def step(self, action: Any) -> tuple[Ids, float, bool, bool, dict[str, Any]]:
         """Plays one turn.
@@ -280,6 +312,9 @@ class TextEnv(gymnasium.Env[Any, Any]):
         self._playing = False
         self._ended = "its last step failed"
         reply = self.renderer.reply(turn_ids)
+        fault = thinking_fault(self.thinking, reply, self.tokenizer.decode)
+        if fault is not None:
+            reply = replace(reply, content="", tool_calls=(), fault=fault)
         feedback = self.respond(reply)
         if not isinstance(feedback, Feedback):
             raise TypeError(
@@ -288,30 +323,45 @@ class TextEnv(gymnasium.Env[Any, Any]):
         reward = finite_reward(feedback.reward, type(self).__name__)
         said = author_messages(feedback.content, type(self).__name__, "Feedback.content")
         self._turn += 1
-        self.messages.append(Message(role="assistant", content=reply.text))
+        self._ids.fromlist(turn_ids)
+        self._add_messages([Message(role="assistant", content=reply.text)])
 
-        played = np.concatenate((self._prompt, np.array(turn_ids, dtype=np.int32)))
         terminated, truncated = bool(feedback.terminated), bool(feedback.truncated)
         reason = "terminated" if terminated else "truncated"
         if not (terminated or truncated):
             if self._turn >= self.max_turns:
                 truncated, reason = True, "max_turns"
-            elif not self._open_turn(played, turn_ids, said, feedback.restart):
+            elif not self._open_turn(turn_ids, said, feedback.restart):
                 truncated, reason = True, "max_tokens"
             else:
                 self._playing = True
-                return self._prompt.copy(), reward, False, False, self._info(self.extra_info(), feedback)
+                info = self._info(self.extra_info(), feedback, fault)
+                return self._observation(), reward, False, False, info
         self.messages.extend(said)
         if self.max_turns == 1:  # a one-turn task is over when its turn is; checkers refuse truncation here
             terminated, truncated = True, False
             reason = "terminated" if reason == "max_turns" else reason
         self._ended = str(feedback.info.get("end_reason", reason))
-        return played, reward, terminated, truncated, self._info({}, feedback, self._ended)
+        return (
+            self._observation(),
+            reward,
+            terminated,
+            truncated,
+            self._info({}, feedback, fault, self._ended),
+        )
 
     @property
     def playing(self) -> bool:
         """Whether the episode goes on: the next call may be ``step``."""
         return bool(self._playing)
+
+    def _observation(self) -> Ids:
+        """Returns the ids of the segment so far as the caller's own array: the one copy of a turn."""
+        return np.frombuffer(self._ids, dtype=np.int32).copy()
+
+    def _add_messages(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self._conversation.extend(messages)
 
     def _with_system(self, messages: list[Message]) -> list[Message]:
         """Returns the messages that open a segment, the system prompt first."""
@@ -323,15 +373,12 @@ class TextEnv(gymnasium.Env[Any, Any]):
             )
         return [Message(role="system", content=self.system_prompt), *messages]
 
-    def _open_turn(
-        self, played: Ids, turn_ids: list[int], said: list[Message], restart: Sequence[Message] | None
-    ) -> bool:
-        """Sets the prompt of the next turn; returns False where it does not fit, and then changes nothing.
+    def _open_turn(self, turn_ids: list[int], said: list[Message], restart: Sequence[Message] | None) -> bool:
+        """Writes the prompt of the next turn; returns False where it does not fit, and then changes nothing.
 
         Args:
-            played: the ids of the segment so far, the turn included.
-            turn_ids: the turn's ids.
-            said: new messages, not yet in ``self.messages``.
+            turn_ids: the turn's ids, the last of the segment so far.
+            said: new messages.
             restart: messages that open a new segment in place of the conversation so far.
         """
         opening: list[Message] | None = None
@@ -343,24 +390,28 @@ class TextEnv(gymnasium.Env[Any, Any]):
         elif self.history == "latest":
             ids, new_segment = self.renderer.prompt([*self._standing, *said]), True
         else:
-            conversation = self.messages[self._segment_from :]
-            before = played[: played.size - len(turn_ids)]
-            ids, new_segment = self.renderer.advance(before, turn_ids, conversation, said)
-        length = len(ids) + (0 if new_segment else played.size)
+            before = islice(self._ids, len(self._ids) - len(turn_ids))
+            ids, new_segment = self.renderer.advance(before, turn_ids, self._conversation, said)
+        length = len(ids) + (0 if new_segment else len(self._ids))
         if length + self.max_turn_tokens > self.max_tokens:
             return False
-        fresh = np.array(ids, dtype=np.int32)
-        self._prompt = fresh if new_segment else np.concatenate((played, fresh))
-        self._segment += new_segment
+        if new_segment:
+            self._ids = array("i")
+            self._segment += 1
+        self._ids.fromlist(ids)
         if opening is not None:
-            self._segment_from = len(self.messages)
+            self._conversation = []
             self._standing = opening if said else opening[:-1]
-            self.messages.extend(opening)
-        self.messages.extend(said)
+            self._add_messages(opening)
+        self._add_messages(said)
         return True
 
     def _info(
-        self, extra: Mapping[str, Any], feedback: Feedback | None = None, end_reason: str | None = None
+        self,
+        extra: Mapping[str, Any],
+        feedback: Feedback | None = None,
+        fault: str | None = None,
+        end_reason: str | None = None,
     ) -> dict[str, Any]:
         """Returns a fresh ``info``."""
         info: dict[str, Any] = plain_info(extra) if extra else {}
@@ -371,6 +422,9 @@ class TextEnv(gymnasium.Env[Any, Any]):
                 info["invalid"] = True
             if feedback.reward_terms:
                 info["reward_terms"] = {str(k): float(v) for k, v in feedback.reward_terms.items()}
+        if fault is not None:  # whatever the task found in the empty content, this is why
+            info["invalid"] = True
+            info["invalid_reason"] = fault
         info["segment"] = self._segment
         info["turn"] = self._turn
         info["max_new_tokens"] = self.max_turn_tokens
