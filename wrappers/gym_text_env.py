@@ -24,6 +24,9 @@ _WHY_INVALID = {
     "no_container": "it has no <action> tags",
     "cut_off": "it was cut off",
     "unclosed_think": "its thinking was not closed",
+    "no_thinking": "it did not think first",
+    "thinking_forbidden": "it was to be without thinking",
+    "thinking_too_long": "its thinking was too long",
     "not_an_action": "it names no action",
     "several_actions": "it names several actions",
     "conflict": "its number and its word differ",
@@ -177,6 +180,8 @@ class GymTextEnv(TextEnv):
 
     def respond(self, reply: Reply) -> Feedback:
         """Steps the simulator with the action that the reply names."""
+        if reply.fault is not None:
+            return self._refuse(reply.fault)
         action = self._read(reply.content)
         if not action.valid:
             return self._refuse(str(action.reason))
