@@ -63,6 +63,8 @@ class BytesDialect:
             "takes_tools": False,
             "variables": [],
             "clock": None,
+            "end_of_turn": _END,
+            "header_ids": [BytesTokenizer.ASSISTANT],
             "user": form,
             "tool": dict(form),
         }

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from atropos_gym.errors import TemplateError
 from atropos_gym.findings import Finding
 from atropos_gym.rendering.dialect import Dialect
+from atropos_gym.rendering.judgement import findings_of, vocabulary_finding
+from atropos_gym.rendering.trials import (
+    shown,
+    try_canonical,
+    try_control_text,
+    try_cut,
+    try_decoding,
+    try_random_turns,
+)
+from atropos_gym.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from atropos_gym.rendering.renderer import ChatRenderer
 
-__all__ = ["ModelReport", "report"]
+__all__ = ["ModelReport", "refusal", "report"]
+
+#: Words in the render of one message that tell a family; the first that fits. Only said, never obeyed.
+_FAMILIES = (
+    ("llama3", ("<|start_header_id|>", "<|end_header_id|>")),
+    ("harmony", ("<|start|>", "<|message|>")),
+    ("chatml", ("<|im_start|>", "<|im_end|>")),
+    ("gemma", ("<start_of_turn>",)),
+    ("deepseek", ("<｜User｜>",)),
+    ("cohere", ("<|START_OF_TURN_TOKEN|>",)),
+    ("mistral", ("[INST]",)),
+    ("phi", ("<|user|>", "<|end|>")),
+    ("glm", ("<|user|>", "<|assistant|>")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +48,21 @@ class ModelReport:
 
     Attributes:
         name: the tokenizer's name.
-        facts: what was found, ready for JSON.
-        findings: what it means, with remedies.
+        findings: what was found, with remedies.
+        facts: the same for programs, ready for JSON: those of ``template_facts`` and of the trials, and
+            ``family``, ``past``, ``stop_ids``, ``opener``, ``min_bridge``, ``sizes``, ``bos``,
+            ``fingerprint``. Empty of all but sizes where the template was refused.
+
+    Example:
+        >>> from atropos_gym import ChatRenderer
+        >>> report = ChatRenderer("bytes").report()
+        >>> report.ok, report["min_bridge"], report["user"]["close"]
+        (True, 3, 258)
     """
 
     name: str
-    facts: Mapping[str, Any]
     findings: tuple[Finding, ...]
+    facts: Mapping[str, Any] = field(repr=False)
 
     @property
     def ok(self) -> bool:
@@ -38,7 +73,163 @@ class ModelReport:
         """Returns one fact."""
         return self.facts[key]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything, ready for JSON."""
+        return {
+            "name": self.name,
+            "ok": self.ok,
+            "findings": [asdict(finding) for finding in self.findings],
+            **self.facts,
+        }
+
+    def table(self, width: int = 100) -> str:
+        """Returns the findings for a person: a line each, its remedy under it.
+
+        Args:
+            width: the most characters of a line, at least 60.
+        """
+        label = max(len(finding.name) for finding in self.findings)
+        indent = " " * (label + 9)
+        lines: list[str] = []
+        for finding in self.findings:
+            start = f"{finding.status:<5}  {finding.name:<{label}}  "
+            lines += _wrapped(finding.detail, width, start, indent)
+            if finding.remedy:
+                lines += _wrapped(finding.remedy, width, f"{indent}→ ", f"{indent}  ")
+        return "\n".join(lines)
+
+    @property
+    def verdict(self) -> str:
+        """What it all comes to, in one line."""
+        wrong = [finding.name for finding in self.findings if finding.status == "wrong"]
+        notes = sum(finding.status == "note" for finding in self.findings)
+        if wrong:
+            return f"Training on this would be wrong: {', '.join(wrong)}."
+        worth = {0: "", 1: "; 1 note is worth reading"}.get(notes, f"; {notes} notes are worth reading")
+        return f"Fit to train on{worth}."
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(width, 60),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+    )
+
 
 def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
-    """Returns the report of a renderer."""
-    return ModelReport(renderer.tokenizer.name, dialect.facts(), ())
+    """Tries a renderer and returns what was found.
+
+    Args:
+        renderer: what to look at.
+        dialect: its form of conversation.
+    """
+    with warnings.catch_warnings():
+        # What the renderer warns of once, such as merged system text, is a finding here.
+        warnings.simplefilter("ignore")
+        facts = _facts(renderer, dialect)
+    return ModelReport(renderer.tokenizer.name, tuple(findings_of(facts)), facts)
+
+
+def refusal(tokenizer: Tokenizer, error: TemplateError) -> ModelReport:
+    """Returns the report of a tokenizer whose template was refused at construction."""
+    # Errors say first what is wrong and last what to do: "...; give template= that ...".
+    detail, _, remedy = re.sub(r"[;:] (?=(?:give|set|use) )", "\0", str(error)).partition("\0")
+    sizes = _sizes(tokenizer)
+    findings = (
+        Finding("template", "wrong", detail, remedy or "give another template (template=)"),
+        vocabulary_finding(sizes),
+    )
+    return ModelReport(tokenizer.name, findings, {"sizes": sizes})
+
+
+def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
+    """Returns all facts."""
+    found = dialect.facts()
+    hf = getattr(renderer.tokenizer, "hf", None)
+    bos = str(getattr(hf, "bos_token", None) or "")
+    found["preamble"] = found["preamble"].removeprefix(bos).strip()
+    end = renderer.say("x")[-1:]
+    message = {"role": "user", "content": "…"}
+    cut = try_cut(renderer)
+    return {
+        "family": _family(found["head"], hf is None),
+        **found,
+        "past": renderer.past,
+        "rewrites_history": dialect.rewrites_history,
+        "merges_system": bool(dialect.identity.get("merge_system", False)),
+        "tool_as_user": bool(dialect.identity.get("tool_as_user", False)),
+        "tool_dialect": getattr(renderer, "tool_dialect", None),
+        "channels": dialect.channels,
+        "stop_ids": _stop_ids(renderer, dialect, found["end_of_turn"]),
+        "opener": renderer.opener,
+        "think_tags": "<think>" in dialect.controls.values() or bool(renderer.opener),
+        "min_bridge": renderer.min_bridge,
+        "bridge_text": shown(renderer, dialect, renderer.bridge(end, [message])),
+        "header_text": _header_text(renderer, dialect, found),
+        "cut_turn": {**cut, "text": shown(renderer, dialect, cut["supplied"] or [])},
+        "control_text": try_control_text(renderer, dialect, found["takes_tools"]),
+        "random_turns": try_random_turns(renderer),
+        "canonical": try_canonical(renderer),
+        "decoding": try_decoding(renderer),
+        "sizes": _sizes(renderer.tokenizer),
+        "bos": _bos(renderer),
+        "fingerprint": renderer.fingerprint,
+    }
+
+
+def _family(head: str, is_bytes: bool) -> str:
+    """Returns the family's name by the control tokens that a prompt shows, or ``other``."""
+    if is_bytes:
+        return "bytes"
+    return next((name for name, words in _FAMILIES if all(word in head for word in words)), "other")
+
+
+def _header_text(renderer: ChatRenderer, dialect: Dialect, found: Mapping[str, Any]) -> str | None:
+    """Returns what a prompt ends in before the assistant speaks; None where that is not known."""
+    if found["generation_prompt"] is None or dialect.identity["kind"] != "bytes":
+        return found["generation_prompt"]  # type: ignore[no-any-return]
+    return dialect.controls[renderer.prompt([{"role": "user", "content": "x"}])[-1]]
+
+
+def _stop_ids(renderer: ChatRenderer, dialect: Dialect, end_of_turn: int | None) -> list[dict[str, Any]]:
+    """Returns each id that ends a turn, with its text and where it came from."""
+    tokenizer = renderer.tokenizer
+    eos = getattr(getattr(tokenizer, "hf", None), "eos_token_id", None)
+    listed = []
+    for token in renderer.stop_ids:
+        named = {
+            "template": token == end_of_turn,
+            "tokenizer": token == eos,
+            "generation config": token in getattr(tokenizer, "config_eos_ids", ()),
+        }
+        source = [name for name, is_so in named.items() if is_so] or ["given"]
+        text = dialect.controls.get(token) or tokenizer.decode([token])
+        listed.append({"id": token, "text": text, "from": source})
+    return listed
+
+
+def _sizes(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns ids, ``needed`` (up to the last id) and rows of the embedding, None where they are unknown."""
+    backend = getattr(tokenizer, "backend", None)
+    added = () if backend is None else backend.get_added_tokens_decoder()
+    known = getattr(tokenizer, "rows_known", True)
+    return {
+        "ids": len(tokenizer),
+        "needed": max(len(tokenizer), *(token + 1 for token in added)) if added else len(tokenizer),
+        "rows": tokenizer.rows if known else None,
+    }
+
+
+def _bos(renderer: ChatRenderer) -> dict[str, Any]:
+    """Returns the BOS id, how often a prompt begins with it, and whether plain encoding would add another."""
+    tokenizer = renderer.tokenizer
+    hf = getattr(tokenizer, "hf", None)
+    ids = renderer.prompt([{"role": "user", "content": "x"}])
+    bos = ids[0] if hf is None else hf.bos_token_id
+    count = next((i for i, token in enumerate(ids) if token != bos), len(ids))
+    backend = getattr(tokenizer, "backend", None)
+    adds = backend is not None and bos is not None and backend.encode("x").ids[:1] == [bos]
+    return {"id": bos, "leading": count, "added_by_tokenizer": adds}

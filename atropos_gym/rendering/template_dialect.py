@@ -144,7 +144,7 @@ class TemplateDialect:
 
     def facts(self) -> dict[str, Any]:
         """Returns what the template does to a conversation."""
-        return template_facts(self._template, self._probed)
+        return template_facts(self._template, self._probed, self._text.encode, self.controls)
 
     def prompt(self, messages: _Messages, tools: Any = None, *, speak: bool = True) -> list[int]:
         """Returns the ids of a whole conversation, encoded once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Any
 
 from atropos_gym.errors import TemplateError
@@ -14,6 +15,7 @@ from atropos_gym.rendering.template_probe import (
     OTHER_PROBE,
     SYSTEM_PROBE,
     USER_PROBE,
+    Encode,
     Probed,
     answered_by,
     message,
@@ -34,24 +36,36 @@ _GIVEN = frozenset(
 )
 
 
-def template_facts(template: ChatTemplate, probed: Probed) -> dict[str, Any]:
+def template_facts(
+    template: ChatTemplate, probed: Probed, encode: Encode, controls: Container[int]
+) -> dict[str, Any]:
     """Returns what a template does, ready for JSON.
 
     Keys: ``generation_prompt`` (None: not a suffix), ``head`` (text of one user message with it),
     ``history_keeps`` (by kind of answer), ``last_turn_is_prefix``, ``user_text_kept``, ``system_role``,
     ``roles_alternate``, ``preamble`` (what stands before the first message unasked, BOS included),
     ``preamble_stays`` (also where a system message is given), ``takes_tools``, ``variables`` (that
-    ``template_kwargs`` can set), ``clock`` (the date that was pinned, or None); by role (``user``, ``tool``)
-    either ``refused`` or ``close``, ``close_kind``, ``history_head_equals_prompt`` and ``bridge_independent_of_history``.
+    ``template_kwargs`` can set), ``clock`` (the date that was pinned, or None), ``end_of_turn`` (the id that
+    the template writes behind a last answer, or None), ``header_ids`` (control ids of the generation prompt);
+    by role (``user``, ``tool``) either ``refused`` or ``close``, ``close_kind``,
+    ``history_head_equals_prompt`` and ``bridge_independent_of_history``.
+
+    Args:
+        template: the template.
+        probed: what it does.
+        encode: rendered text to ids.
+        controls: ids that only the template writes.
     """
     full = answered_by(template, ASKED, "user")
     sep = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)[0]
+    last = template.render(ANSWERED, False)
+    ending = encode(last.partition(ASSISTANT_PROBE)[2])
     preamble = _preamble(probed.head.partition(USER_PROBE)[0], sep)
     found: dict[str, Any] = {
         "generation_prompt": probed.generation_prompt,
         "head": probed.head,
         "history_keeps": _history_keeps(template, probed.head, sep),
-        "last_turn_is_prefix": full.startswith(template.render(ANSWERED, False)),
+        "last_turn_is_prefix": full.startswith(last),
         "user_text_kept": "  " + OTHER_PROBE in template.render([message("user", "  " + OTHER_PROBE)], True),
         "system_role": probed.takes_system,
         "roles_alternate": not _renders(template, [*ASKED, message("user", OTHER_PROBE)]),
@@ -60,6 +74,8 @@ def template_facts(template: ChatTemplate, probed: Probed) -> dict[str, Any]:
         "takes_tools": _takes_tools(template, probed.head),
         "variables": sorted(_variables(template.source) - _GIVEN),
         "clock": template.today.isoformat() if template.today else None,
+        "end_of_turn": next((token for token in ending if token in controls), None),
+        "header_ids": [i for i in encode(probed.generation_prompt or "") if i in controls],
     }
     for role in ("user", "tool"):
         form = probed.forms.get(role)

@@ -22,6 +22,7 @@ __all__ = [
     "SYSTEM_PROBE",
     "USER_PROBE",
     "CloseKind",
+    "Encode",
     "Probed",
     "RoleForm",
     "answered_by",
