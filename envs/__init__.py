@@ -17,6 +17,7 @@ ENVIRONMENTS: dict[str, str] = {
     "atropos/Blackjack-v0": "atropos_gym.envs.blackjack:Blackjack",
     "atropos/FrozenLake-v0": "atropos_gym.envs.frozen_lake:FrozenLake",
     "atropos/FrozenLake8x8-v0": "atropos_gym.envs.frozen_lake:FrozenLake8x8",
+    "atropos/CliffWalking-v0": "atropos_gym.envs.cliff_walking:CliffWalking",
     "atropos/Taxi-v0": "atropos_gym.envs.taxi:Taxi",
     "atropos/Identity-v0": "atropos_gym.envs.identity:Identity",
     "atropos/Arithmetic-v0": "atropos_gym.envs.arithmetic:Arithmetic",

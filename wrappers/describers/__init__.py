@@ -14,6 +14,10 @@ import gymnasium
 from atropos_gym.errors import ConfigError
 from atropos_gym.wrappers.describers.base import Describer, FunctionDescriber, RenderDescriber
 from atropos_gym.wrappers.describers.blackjack import BlackjackDescriber, TerseBlackjackDescriber
+from atropos_gym.wrappers.describers.cliff_walking import (
+    CliffWalkingDescriber,
+    TerseCliffWalkingDescriber,
+)
 from atropos_gym.wrappers.describers.frozen_lake import FrozenLakeDescriber, TerseFrozenLakeDescriber
 from atropos_gym.wrappers.describers.taxi import TaxiDescriber
 
@@ -27,6 +31,10 @@ DESCRIBERS: dict[str, dict[str, Callable[[gymnasium.Env[Any, Any]], Describer]]]
     f"{_TOY_TEXT}.frozen_lake:FrozenLakeEnv": {
         "full": FrozenLakeDescriber,
         "terse": TerseFrozenLakeDescriber,
+    },
+    f"{_TOY_TEXT}.cliffwalking:CliffWalkingEnv": {
+        "full": CliffWalkingDescriber,
+        "terse": TerseCliffWalkingDescriber,
     },
     f"{_TOY_TEXT}.taxi:TaxiEnv": {"full": TaxiDescriber},
 }

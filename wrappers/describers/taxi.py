@@ -43,6 +43,7 @@ class TaxiDescriber(Describer):
     def __init__(self, simulator: gymnasium.Env[int, int]) -> None:
         self._taxi: Any = simulator.unwrapped
         self._where = {name: f"{name} (row {row}, column {column})" for name, (row, column) in self._named()}
+        self._texts: dict[int, str] = {}  # a town has 500 states: each is put into words once
 
     def _named(self) -> list[tuple[str, tuple[int, int]]]:
         return list(zip(_PLACES, self._taxi.locs, strict=True))
@@ -64,7 +65,13 @@ class TaxiDescriber(Describer):
 
     def describe(self, observation: int) -> str:
         """Returns where taxi, passenger and destination are."""
-        row, column, passenger, destination = self._taxi.decode(int(observation))
+        text = self._texts.get(observation)
+        if text is None:
+            text = self._texts[int(observation)] = self._say(int(observation))
+        return text
+
+    def _say(self, state: int) -> str:
+        row, column, passenger, destination = self._taxi.decode(state)
         rider = "in the taxi" if passenger == len(_PLACES) else f"at {self._where[_PLACES[passenger]]}"
         goal = self._where[_PLACES[destination]]
         return (
