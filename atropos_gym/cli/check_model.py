@@ -11,6 +11,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.models import find_model
 from atropos_gym.errors import ConfigError, MissingData, TemplateError
@@ -29,6 +32,7 @@ _FLAGS = {
     "past='template'": "--past template",
     "template_kwargs": "--template-kwarg",
 }
+_COLOURS = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
 
 def run(command: Command) -> int:
@@ -37,7 +41,12 @@ def run(command: Command) -> int:
     if command.json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
         return 0 if report.ok else 1
-    print(f"{report.name}\n\n{_in_flags(report).table()}\n\n{report.verdict}")
+    console = Console(highlight=False)
+    table = _in_flags(report).table(min(100, console.width) if console.is_terminal else 100)
+    text = Text(f"{report.name}\n\n{table}\n\n{report.verdict}")
+    for status, colour in _COLOURS.items():
+        text.highlight_regex(rf"(?m)^{status}\b", colour)
+    console.print(text, soft_wrap=True)
     return 0 if report.ok else 1
 
 

@@ -78,6 +78,11 @@ class ChatTemplate:
             raise TemplateError(f"the chat template of {self.name} refuses roles {roles}: {error}") from error
         return str(text)
 
+    @property
+    def bos(self) -> str:
+        """The text of BOS, which many templates write; "" where the tokenizer has none."""
+        return str(self._hf.bos_token or "")
+
     @cached_property
     def literals(self) -> str:
         """All text that the template itself can write, pieces apart by a null character."""

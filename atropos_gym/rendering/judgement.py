@@ -76,7 +76,7 @@ def _stop_ids(facts: _Facts) -> Finding:
 
 def _bridge(facts: _Facts) -> Finding:
     user = facts["user"]
-    detail = f"after a turn {facts['bridge_text']!r}, {facts['min_bridge']} ids and more"
+    detail = f"{facts['bridge_text']!r} after a closed turn, {facts['min_bridge']} ids at least"
     if facts["rewrites_history"]:
         return Finding(
             "bridge",
@@ -186,13 +186,13 @@ def _earlier_turns(facts: _Facts) -> Finding:
 
 def _system(facts: _Facts) -> Finding:
     preamble = facts["preamble"]
-    unasked = f"; unasked, prompts begin with {_short(preamble)!r}" if preamble else ""
+    unasked = f"; unasked, prompts begin with {_short(preamble.strip())!r}" if preamble else ""
     if preamble and facts["system_role"]:
         stays = facts["preamble_stays"]
         unasked += " also beside a system message" if stays else ", which a system message replaces"
     alternate = "; two user messages in a row are refused" if facts["roles_alternate"] else ""
     if not facts["merges_system"]:
-        return Finding("system", "ok", f"has a role of its own{unasked}{alternate}")
+        return Finding("system", "ok", f"system messages are taken as they are{unasked}{alternate}")
     return Finding(
         "system",
         "note",

@@ -104,19 +104,20 @@ class ModelReport:
         wrong = [finding.name for finding in self.findings if finding.status == "wrong"]
         notes = sum(finding.status == "note" for finding in self.findings)
         if wrong:
-            return f"Training on this would be wrong: {', '.join(wrong)}."
+            return f"Training on this would be wrong ({', '.join(wrong)})."
         worth = {0: "", 1: "; 1 note is worth reading"}.get(notes, f"; {notes} notes are worth reading")
         return f"Fit to train on{worth}."
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Wraps at blanks and before control tokens, whose text holds none."""
+
+    wordsep_simple_re = re.compile(r"(\s+)|(?=<[|｜])")
+
+
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, 60),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-    )
+    wrapper = _Wrapper(max(width, 60), first, rest, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
@@ -149,8 +150,6 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
     """Returns all facts."""
     found = dialect.facts()
     hf = getattr(renderer.tokenizer, "hf", None)
-    bos = str(getattr(hf, "bos_token", None) or "")
-    found["preamble"] = found["preamble"].removeprefix(bos).strip()
     end = renderer.say("x")[-1:]
     message = {"role": "user", "content": "…"}
     cut = try_cut(renderer)

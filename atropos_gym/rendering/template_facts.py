@@ -43,7 +43,7 @@ def template_facts(
 
     Keys: ``generation_prompt`` (None: not a suffix), ``head`` (text of one user message with it),
     ``history_keeps`` (by kind of answer), ``last_turn_is_prefix``, ``user_text_kept``, ``system_role``,
-    ``roles_alternate``, ``preamble`` (what stands before the first message unasked, BOS included),
+    ``roles_alternate``, ``preamble`` (what stands before the first message unasked, but for BOS),
     ``preamble_stays`` (also where a system message is given), ``takes_tools``, ``variables`` (that
     ``template_kwargs`` can set), ``clock`` (the date that was pinned, or None), ``end_of_turn`` (the id that
     the template writes behind a last answer, or None), ``header_ids`` (control ids of the generation prompt);
@@ -60,7 +60,8 @@ def template_facts(
     sep = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)[0]
     last = template.render(ANSWERED, False)
     ending = encode(last.partition(ASSISTANT_PROBE)[2])
-    preamble = _preamble(probed.head.partition(USER_PROBE)[0], sep)
+    before = probed.head.partition(USER_PROBE)[0].removeprefix(template.bos)
+    preamble = _preamble(before, sep)
     found: dict[str, Any] = {
         "generation_prompt": probed.generation_prompt,
         "head": probed.head,
@@ -140,8 +141,12 @@ def _variables(source: str) -> set[str]:
     """Returns the names that a template reads and does not set itself."""
     import jinja2.ext
     import jinja2.meta
+    import jinja2.nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
     source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source)  # a tag of transformers' own
-    return jinja2.meta.find_undeclared_variables(environment.parse(source))
+    tree = environment.parse(source)
+    # Names that some branch sets are the template's own.
+    own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "store"}
+    return jinja2.meta.find_undeclared_variables(tree) - own
