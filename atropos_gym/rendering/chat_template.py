@@ -73,7 +73,7 @@ class ChatTemplate:
                 tokenize=False,
                 **self.kwargs,
             )
-        except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (JinjaError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateError(f"the chat template of {self.name} refuses roles {roles}: {error}") from error
         return str(text)
@@ -86,13 +86,20 @@ class ChatTemplate:
     @cached_property
     def literals(self) -> str:
         """All text that the template itself can write, pieces apart by a null character."""
+        import jinja2
         import jinja2.ext
         import jinja2.nodes
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
         source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", self.source)  # a tag of transformers' own
-        tree = environment.parse(source)
+        try:
+            tree = environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template of {self.name} is no valid Jinja, line {error.lineno}: {error.message}; "
+                "give template= without the mistake"
+            ) from None
         pieces = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
         pieces += [n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)]
         return "\0".join(pieces)

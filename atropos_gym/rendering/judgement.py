@@ -40,6 +40,14 @@ def _family(facts: _Facts) -> Finding:
         detail = "no header: an answer follows the message at once"
     else:
         detail = f"the assistant speaks after {header!r}"
+    if facts["foreign_tokens"]:
+        return Finding(
+            "family",
+            "note",
+            f"{facts['family']}: {detail}; {', '.join(facts['foreign_tokens'])} is written as plain text, "
+            "being no token of this tokenizer",
+            "if the model was not trained so, the template is another model's: give its own (template=)",
+        )
     return Finding("family", "ok", f"{facts['family']}: {detail}")
 
 
@@ -105,14 +113,19 @@ def _tools(facts: _Facts) -> Finding:
     tool = facts["tool"]
     schemas = "schemas are written" if facts["takes_tools"] else "schemas are not written"
     calls = f", calls are read as {facts['tool_dialect']}" if facts["tool_dialect"] else ""
-    if "refused" in tool or facts["tool_as_user"]:
-        why = "refuses or drops" if "refused" in tool else "is told to leave"
+    if "refused" in tool:
+        remedy = "nothing, unless the model was trained with a tool role: then give its template (template=)"
+        if "none of the stop ids" in tool["refused"]:
+            remedy = "give the id that ends a tool call beside the others (stop_ids=)"
         return Finding(
             "tools",
             "note",
-            f"the template {why} the tool role: results are written as user messages; {schemas}{calls}",
-            "nothing, unless the model was trained with a tool role: then give its template (template=)",
+            f"no tool role: the template {_short(tool['refused'])}; results are written as user messages; "
+            f"{schemas}{calls}",
+            remedy,
         )
+    if facts["tool_as_user"]:
+        return Finding("tools", "ok", f"results are written as user messages, as asked; {schemas}{calls}")
     needs = "; a result needs a call before it" if tool["close_kind"] == "tool_call" else ""
     return Finding("tools", "ok", f"results keep their role{needs}; {schemas}{calls}")
 
@@ -189,7 +202,7 @@ def _system(facts: _Facts) -> Finding:
     unasked = f"; unasked, prompts begin with {_short(preamble.strip())!r}" if preamble else ""
     if preamble and facts["system_role"]:
         stays = facts["preamble_stays"]
-        unasked += " also beside a system message" if stays else ", which a system message replaces"
+        unasked += ", beside a system message too" if stays else ", which a system message replaces"
     alternate = "; two user messages in a row are refused" if facts["roles_alternate"] else ""
     if not facts["merges_system"]:
         return Finding("system", "ok", f"system messages are taken as they are{unasked}{alternate}")
@@ -213,14 +226,15 @@ def _user_text(facts: _Facts) -> Finding:
 
 
 def _date(facts: _Facts) -> Finding:
+    dated = [name for name in facts["variables"] if "date" in name]
     if facts["clock"] is not None:
+        fixed = f"set {dated[0]} (template_kwargs)" if dated else "write a date into the template (template=)"
         return Finding(
             "date",
             "note",
             f"the template reads the clock: pinned to {facts['clock']}, part of the fingerprint",
-            "for equal prompts on other days, write a date into the template (template=)",
+            f"for equal prompts on other days, {fixed}",
         )
-    dated = [name for name in facts["variables"] if "date" in name]
     if dated:
         return Finding("date", "ok", f"the clock is not read; template_kwargs can set {', '.join(dated)}")
     return Finding("date", "ok", "neither clock nor date is read")
@@ -341,11 +355,12 @@ def vocabulary_finding(sizes: _Facts) -> Finding:
     padded = rows - needed
     if not padded:
         return Finding("vocabulary", "ok", f"{needed} ids, as many as the model has rows")
-    return Finding(
-        "vocabulary",
-        "ok",
-        f"{needed} ids, {rows} rows: {padded} rows are padding; if sampled they stay in the row, as text ''",
+    detail = (
+        f"{needed} ids, {rows} rows: {padded} rows are padding; if sampled they stay in the row, as no text"
     )
+    if padded > needed // 10:
+        return Finding("vocabulary", "note", detail, "see that this is the model's own tokenizer")
+    return Finding("vocabulary", "ok", detail)
 
 
 def _vocabulary(facts: _Facts) -> Finding:
@@ -357,7 +372,7 @@ def _fingerprint(facts: _Facts) -> Finding:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 70 else f"{text[:67]}..."
 
 
 _JUDGES: tuple[Callable[[_Facts], Finding], ...] = (

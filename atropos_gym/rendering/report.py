@@ -40,6 +40,8 @@ _FAMILIES = (
     ("phi", ("<|user|>", "<|end|>")),
     ("glm", ("<|user|>", "<|assistant|>")),
 )
+#: What a control token looks like in the families above.
+_MARKER = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class ModelReport:
 class _Wrapper(textwrap.TextWrapper):
     """Wraps at blanks and before control tokens, whose text holds none."""
 
-    wordsep_simple_re = re.compile(r"(\s+)|(?=<[|｜])")
+    wordsep_simple_re = re.compile(r"(\s+)|(?<![\s'(])(?=<[|｜])")
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
@@ -138,7 +140,15 @@ def refusal(tokenizer: Tokenizer, error: TemplateError) -> ModelReport:
     """Returns the report of a tokenizer whose template was refused at construction."""
     # Errors say first what is wrong and last what to do: "...; give template= that ...".
     detail, _, remedy = re.sub(r"[;:] (?=(?:give|set|use) )", "\0", str(error)).partition("\0")
+    detail = detail.replace(f"the chat template of {tokenizer.name}", "the chat template")
     sizes = _sizes(tokenizer)
+    missing = re.search(r"'(\w+)' is undefined", detail)
+    if missing is not None:
+        remedy = f"give the variable that the template reads: template_kwargs {missing[1]}=VALUE"
+    foreign = _foreign(tokenizer, detail)
+    if foreign:
+        detail += f" ({', '.join(foreign)}: no token of this tokenizer)"
+        remedy = "give the template of this model, or the tokenizer of this template (template=)"
     findings = (
         Finding("template", "wrong", detail, remedy or "give another template (template=)"),
         vocabulary_finding(sizes),
@@ -146,15 +156,27 @@ def refusal(tokenizer: Tokenizer, error: TemplateError) -> ModelReport:
     return ModelReport(tokenizer.name, findings, {"sizes": sizes})
 
 
+def _foreign(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Returns what looks like control tokens in rendered text but is none of this tokenizer's."""
+    backend = getattr(tokenizer, "backend", None)
+    if backend is None:
+        return []
+    return [word for word in dict.fromkeys(_MARKER.findall(text)) if backend.token_to_id(word) is None]
+
+
 def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
     """Returns all facts."""
     found = dialect.facts()
     hf = getattr(renderer.tokenizer, "hf", None)
+    if "refused" in found["tool"]:
+        reason = found["tool"]["refused"].removeprefix(f"the chat template of {renderer.tokenizer.name} ")
+        found["tool"] = {"refused": reason}
     end = renderer.say("x")[-1:]
-    message = {"role": "user", "content": "…"}
+    bridge_text = shown(renderer, dialect, renderer.bridge(end, [{"role": "user", "content": "…"}]))
     cut = try_cut(renderer)
     return {
         "family": _family(found["head"], hf is None),
+        "foreign_tokens": _foreign(renderer.tokenizer, found["head"] + bridge_text),
         **found,
         "past": renderer.past,
         "rewrites_history": dialect.rewrites_history,
@@ -166,7 +188,7 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         "opener": renderer.opener,
         "think_tags": "<think>" in dialect.controls.values() or bool(renderer.opener),
         "min_bridge": renderer.min_bridge,
-        "bridge_text": shown(renderer, dialect, renderer.bridge(end, [message])),
+        "bridge_text": bridge_text,
         "header_text": _header_text(renderer, dialect, found),
         "cut_turn": {**cut, "text": shown(renderer, dialect, cut["supplied"] or [])},
         "control_text": try_control_text(renderer, dialect, found["takes_tools"]),

@@ -147,6 +147,8 @@ def _variables(source: str) -> set[str]:
     environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
     source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source)  # a tag of transformers' own
     tree = environment.parse(source)
-    # Names that some branch sets are the template's own.
+    # Names that some branch sets are the template's own, unless it asks whether they were given.
     own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "store"}
-    return jinja2.meta.find_undeclared_variables(tree) - own
+    tests = [test for test in tree.find_all(jinja2.nodes.Test) if test.name in ("defined", "undefined")]
+    asked = {test.node.name for test in tests if isinstance(test.node, jinja2.nodes.Name)}
+    return jinja2.meta.find_undeclared_variables(tree) - (own - asked)
