@@ -1,8 +1,8 @@
-"""GymTextEnv: any Gymnasium simulator with an action that can be named, as a text task."""
+"""GymTextEnv: any Gymnasium simulator whose observations and actions can be said, as a text task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -11,17 +11,23 @@ from gymnasium.spaces import Discrete
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.messages import Feedback, Message, Reply
-from atropos_gym.parsing import ACTION_FORMATS, ParsedAction, format_action, parse_action
+from atropos_gym.parsing import ParsedAction
 from atropos_gym.text_env import TextEnv
 from atropos_gym.wrappers._simulators import make_simulator
+from atropos_gym.wrappers._spoken_actions import Choice, SpokenActions, default_format
 from atropos_gym.wrappers.describers import Describer, find_describer
 
 __all__ = ["GymTextEnv"]
 
 _DEFAULT_MAX_TURNS = 100
 
+# Least limits of ids; a simulator that says more by itself gets more.
+_TURN_TOKENS = 64
+_PROMPT_TOKENS = 1024
+_FEEDBACK_TOKENS = 256
+
 _WHY_INVALID = {
-    "no_container": "it has no <action> tags",
+    "no_container": "it has no action in the form asked for",
     "cut_off": "it was cut off",
     "unclosed_think": "its thinking was not closed",
     "no_thinking": "it did not think first",
@@ -32,8 +38,13 @@ _WHY_INVALID = {
     "conflict": "its number and its word differ",
     "out_of_range": "there is no action of that number",
     "not_legal": "that action is not possible now",
+    "bad_json": "its JSON cannot be read",
+    "wrong_shape": "its action has another form",
+    "not_finite": "one of its numbers is not finite",
     "too_long": "it is too long",
 }
+_WHY_CHARS = 96
+"""Room for the sentence that says why a reply was invalid."""
 
 
 class GymTextEnv(TextEnv):
@@ -64,14 +75,18 @@ class GymTextEnv(TextEnv):
     Arguments:
         simulator: an environment, which keeps its wrappers, or an id, which is made bare: its own time limit
             becomes the default of ``max_turns``.
-        describe: the name of a style, a ``Describer``, or a function from observation to text.
+        describe: the name of a style (``"full"``, ``"terse"``), a ``Describer``, or a function from
+            observation to text. None: the simulator's own, else what its observation space says.
         parse: reads a reply's text in place of ``format``: returns an action, None, or a ``ParsedAction``.
-        format: ``"tag"`` or ``"bare_word"``.
-        names: one word for each action; the describer's where None, and numbers where it has none either.
+        format: ``"tag"``, ``"bare_word"``, ``"number"``, ``"json"``, ``"tool_call"`` or ``"box"``. None:
+            ``"tag"`` for discrete actions, ``"box"`` for arrays, ``"json"`` for ``Dict`` and ``Tuple``.
+        names: one word for each discrete action, the describer's where None, and numbers where it has none
+            either; for ``Dict`` and ``Tuple`` actions they mirror the space.
         on_invalid: ``"retry"``: the turn counts and the state is told again; ``"end"``: the episode is over.
         invalid_reward: the reward of an invalid reply.
         simulator_kwargs: keywords for making a simulator from its id.
-        keywords: those of ``TextEnv``.
+        keywords: those of ``TextEnv``. Limits of ids that neither they nor the class name are as large as
+            the simulator's longest descriptions and replies need with the bytes tokenizer.
 
     Example:
         >>> env = GymTextEnv("FrozenLake-v1", describe="terse", simulator_kwargs={"is_slippery": False})
@@ -81,11 +96,19 @@ class GymTextEnv(TextEnv):
         >>> obs, reward, *_ = env.step(env.renderer.say("<action>down</action>"))
         >>> env.messages[-1]["content"]
         'row 1 col 0'
+        >>> swing = GymTextEnv("Pendulum-v1")
+        >>> _ = swing.reset(seed=0)
+        >>> print(swing.messages[-1]["content"])
+        cosine of the angle: 0.6521, sine of the angle: 0.7581, angular velocity: -0.4605
+        Answer with a list of 1 number from -2 to 2, in brackets.
     """
 
     #: 0: the simulator's own limit where one is known, else 100.
     max_turns: int = 0
-    max_prompt_tokens: int = 1024
+    #: 0 in these three: as large as the simulator needs.
+    max_turn_tokens: int = 0
+    max_prompt_tokens: int = 0
+    max_feedback_tokens: int = 0
 
     def __init__(
         self,
@@ -93,8 +116,8 @@ class GymTextEnv(TextEnv):
         *,
         describe: str | Describer | Callable[[Any], str] | None = None,
         parse: Callable[[str], Any] | None = None,
-        format: str = "tag",
-        names: Sequence[str] | None = None,
+        format: str | None = None,
+        names: Any = None,
         on_invalid: Literal["retry", "end"] = "retry",
         invalid_reward: float = -1.0,
         simulator_kwargs: Mapping[str, Any] | None = None,
@@ -104,23 +127,23 @@ class GymTextEnv(TextEnv):
     ) -> None:
         if on_invalid not in ("retry", "end"):
             raise ConfigError(f"on_invalid must be 'retry' or 'end', got {on_invalid!r}")
-        if format not in ACTION_FORMATS:
-            raise ConfigError(f"format must be one of {', '.join(ACTION_FORMATS)}; got {format!r}")
         self.simulator, limit = self._make(simulator, simulator_kwargs or {})
-        own_limit = self.max_turns or limit or _DEFAULT_MAX_TURNS
-        super().__init__(max_turns=own_limit if max_turns is None else max_turns, **keywords)
         self.describer = find_describer(self.simulator, describe)
-        self.format = format
+        space = self.simulator.action_space
+        self.format = default_format(space) if format is None else format
         self.on_invalid = on_invalid
         self.invalid_reward = float(invalid_reward)
         self._parse = parse
-        self._names = tuple(names) if names is not None else self.describer.names
-        self._aliases = dict(self.describer.aliases) if names is None else {}
-        self._actions = self._check_actions()
-        self.answers = tuple(map(self._say, self._actions)) if parse is None else None
+        self._actions = self._speak_actions(names, keywords.get("renderer"))
+        own_limit = self.max_turns or limit or _DEFAULT_MAX_TURNS
+        super().__init__(
+            max_turns=own_limit if max_turns is None else max_turns,
+            **{**self._limits(system_prompt or ""), **keywords},
+        )
+        self.answers = None if parse is not None or self._actions is None else self._actions.answers
         self._opening = self._join_system(system_prompt)
         self._seed: int | None = None
-        self._mask: list[int] | None = None
+        self._choice: Choice | None = None
         self._state = ""
         self._solved: bool | None = None  # whether an episode that is cut off now was a success
         self._player: np.random.Generator | None = None
@@ -142,28 +165,34 @@ class GymTextEnv(TextEnv):
             )
         return simulator, None if simulator.spec is None else simulator.spec.max_episode_steps
 
-    def _check_actions(self) -> dict[int, str]:
-        """Returns the word of each discrete action; empty where ``parse`` reads another space."""
+    def _speak_actions(self, names: Any, renderer: Any) -> SpokenActions | None:
+        """Returns how actions are said; None where ``parse`` reads a space that no format can write."""
         space = self.simulator.action_space
-        if not isinstance(space, Discrete):
-            if self._parse is None:
-                raise ConfigError(
-                    f"the action space {space} has no words: give parse=, a function from text to action"
-                )
-            return {}
-        first, n = int(space.start), int(space.n)
-        words = self._names or tuple(map(str, range(first, first + n)))
-        # Says now what would be wrong with the names at every reply.
-        parse_action("", space, self.format, names=self._names, aliases=self._aliases)
-        return dict(zip(range(first, first + n), words, strict=True))
+        discrete = isinstance(space, Discrete)
+        if self._parse is not None and not discrete:
+            return None
+        aliases: Mapping[str, int] | None = None
+        if names is None and discrete and space == self.simulator.unwrapped.action_space:
+            names, aliases = self.describer.names, self.describer.aliases
+        return SpokenActions(space, self.format, names=names, aliases=aliases)
+
+    def _limits(self, system_prompt: str) -> dict[str, int]:
+        """Returns the limits of ids that the class leaves open; with the bytes tokenizer a byte is an id."""
+        hint = "" if self._actions is None else self._actions.choice(None).hint
+        said = self.describer.max_chars + len(hint.encode()) + _WHY_CHARS if self.describer.max_chars else 0
+        rules = len(f"{system_prompt}{self.describer.rules()}".encode())
+        reply = _TURN_TOKENS if self._parse is not None or self._actions is None else self._actions.max_chars
+        needed = {
+            "max_turn_tokens": max(_TURN_TOKENS, reply),
+            "max_prompt_tokens": max(_PROMPT_TOKENS, said and said + rules),
+            "max_feedback_tokens": max(_FEEDBACK_TOKENS, said),
+        }
+        return {name: getattr(self, name) or least for name, least in needed.items()}
 
     def _join_system(self, system_prompt: str | None) -> list[Message]:
         """Returns what stands before the state: one system message, or none."""
         said = "\n\n".join(text for text in (system_prompt, self.describer.rules()) if text)
         return [Message(role="system", content=said)] if said else []
-
-    def _say(self, action: int) -> str:
-        return format_action(self._actions[action], self.format)
 
     # --- what is said ---
 
@@ -202,36 +231,28 @@ class GymTextEnv(TextEnv):
 
     def _tell(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Returns the state in words, and the format unless the describer is terse."""
-        mask = info.get("action_mask")
-        self._mask = None if mask is None or not self._actions else [int(allowed) for allowed in mask]
         state = self.describer.describe(observation)
-        self._state = state if self.describer.terse else f"{state}\n{self._format_hint()}".rstrip("\n")
-        return self._state
-
-    def _format_hint(self) -> str:
-        """Returns how to answer, with the words that are legal now."""
-        if self._parse is not None or not self._actions:
-            return ""
-        words = ", ".join(self._actions[action] for action in self._legal())
-        if self.format == "bare_word":
-            return f"Answer with one of these words: {words}."
-        return f"Possible actions: {words}. Answer as <action>NAME</action>."
+        if self._actions is not None:
+            mask = info.get("action_mask") if self._actions.discrete else None
+            self._choice = self._actions.choice(mask)
+            if not self.describer.terse and self._parse is None:
+                state = f"{state}\n{self._choice.hint}"
+        self._state = state
+        return state
 
     def _read(self, content: str) -> ParsedAction:
         """Returns the action in a reply."""
-        space = self.simulator.action_space
-        if self._parse is not None:
-            action = self._parse(content)
-            if not isinstance(action, ParsedAction):
-                known = action is not None and space.contains(action)
-                action = ParsedAction(action, True) if known else ParsedAction(None, False, "not_an_action")
-            if action.valid and self._mask is not None and action.value not in self._legal():
-                action = ParsedAction(None, False, "not_legal")
-            return action
-        legal = None if self._mask is None else self._legal()
-        return parse_action(
-            content, space, self.format, names=self._names, aliases=self._aliases, legal=legal
-        )
+        legal = None if self._choice is None or self._choice.mask is None else self._choice.actions
+        if self._parse is None:
+            assert self._actions is not None  # without a format there is a parser
+            return self._actions.read(content, legal)
+        action = self._parse(content)
+        if not isinstance(action, ParsedAction):
+            known = action is not None and self.simulator.action_space.contains(action)
+            action = ParsedAction(action, True) if known else ParsedAction(None, False, "not_an_action")
+        if action.valid and legal is not None and action.value not in legal:
+            return ParsedAction(None, False, "not_legal")
+        return action
 
     def _refuse(self, reason: str) -> Feedback:
         """Returns what an invalid reply brings: the end, or the same state again."""
@@ -251,29 +272,20 @@ class GymTextEnv(TextEnv):
 
     # --- what is legal, and chance ---
 
-    def _legal(self) -> tuple[int, ...]:
-        """Returns the discrete actions that are allowed now."""
-        if self._mask is None:
-            return tuple(self._actions)
-        return tuple(action for action, allowed in zip(self._actions, self._mask, strict=True) if allowed)
-
     def extra_info(self) -> Mapping[str, Any]:
         """Returns ``action_mask`` and ``legal_actions`` where the simulator gives a mask."""
-        if self._mask is None:
+        choice = self._choice
+        if choice is None or choice.mask is None:
             return {}
-        return {
-            "action_mask": list(self._mask),
-            "legal_actions": [self._actions[action] for action in self._legal()],
-        }
+        return {"action_mask": list(choice.mask), "legal_actions": list(choice.words)}
 
     def sample_reply(self) -> str | None:
         """Returns a legal action, drawn uniformly; drawing it does not change what the simulator does."""
-        legal = self._legal() if self.answers else ()
-        if not legal:
+        if self._actions is None or self._parse is not None or self._choice is None:
             return None
         if self._player is None:
             self._player = self.np_random.spawn(1)[0]
-        return self._say(legal[int(self._player.integers(len(legal)))])
+        return self._actions.draw(self._player, None if self._choice.mask is None else self._choice.actions)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

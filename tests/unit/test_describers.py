@@ -22,6 +22,15 @@ LAKES: list[dict[str, Any]] = [
 TOWNS: list[dict[str, Any]] = [{}, {"is_rainy": True}, {"fickle_passenger": True}]
 
 
+TOYS = {
+    "BlackjackEnv": "Blackjack-v1",
+    "FrozenLakeEnv": "FrozenLake-v1",
+    "CliffWalkingEnv": "CliffWalking-v1",
+    "TaxiEnv": "Taxi-v4",
+}
+"""Simulators whose descriptions are read back."""
+
+
 def bare(env_id: str, **keywords: Any) -> Any:
     return gymnasium.make(env_id, **keywords).unwrapped
 
@@ -46,23 +55,37 @@ def test_every_place_on_the_lake_is_read_back(style: str, keywords: dict[str, An
         assert describer.parse(describer.describe(state)) == state
 
 
+@pytest.mark.parametrize("style", ["full", "terse"])
+@pytest.mark.parametrize("slippery", [False, True])
+def test_every_place_at_the_cliff_is_read_back(style: str, slippery: bool) -> None:
+    cliff = bare("CliffWalking-v1", is_slippery=slippery)
+    describer = find_describer(cliff, style)
+    texts = [describer.describe(state) for state in range(cliff.observation_space.n)]
+    assert len(set(texts)) == 48
+    assert [describer.parse(text) for text in texts] == list(range(48))
+
+
+@pytest.mark.parametrize("style", ["full", "terse"])
 @pytest.mark.parametrize("keywords", TOWNS, ids=str)
-def test_every_state_of_the_taxi_is_read_back(keywords: dict[str, Any]) -> None:
+def test_every_state_of_the_taxi_is_read_back(keywords: dict[str, Any], style: str) -> None:
     taxi = bare("Taxi-v4", **keywords)
-    describer = find_describer(taxi)
+    describer = find_describer(taxi, style)
     texts = [describer.describe(state) for state in range(taxi.observation_space.n)]
     assert len(set(texts)) == 500
     assert [describer.parse(text) for text in texts] == list(range(500))
 
 
-@pytest.mark.parametrize(
-    "style", [(name, style) for name, styles in DESCRIBERS.items() for style in styles], ids=str
-)
-def test_other_texts_are_refused(style: tuple[str, str]) -> None:
-    ids = {"BlackjackEnv": "Blackjack-v1", "FrozenLakeEnv": "FrozenLake-v1", "TaxiEnv": "Taxi-v4"}
-    describer = find_describer(bare(ids[style[0].rpartition(":")[2]]), style[1])
+@pytest.mark.parametrize("style", ["full", "terse"])
+@pytest.mark.parametrize("toy", TOYS)
+def test_other_texts_are_refused(toy: str, style: str) -> None:
+    describer = find_describer(bare(TOYS[toy]), style)
     with pytest.raises(ValueError, match="nonsense"):
         describer.parse("nonsense")
+
+
+def test_every_simulator_that_is_known_has_both_styles() -> None:
+    assert all(list(styles)[0] == "full" and "terse" in styles for styles in DESCRIBERS.values())
+    assert {name.rpartition(":")[2] for name in DESCRIBERS} >= set(TOYS)
 
 
 # --- what the words mean ---
@@ -119,6 +142,51 @@ def test_lake_words_move_as_they_say(keywords: dict[str, Any]) -> None:
             assert (said in ("a hole", "the goal")) is over
             if over:
                 assert said == ("the goal" if lake.desc[new_row, new_column] == b"G" else "a hole")
+
+
+def test_cliff_words_move_as_they_say() -> None:
+    """Every word in every place, against the simulator's table."""
+    cliff = bare("CliffWalking-v1")
+    describer = find_describer(cliff)
+    steps = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
+    assert describer.names == tuple(steps)
+    for state in range(48):
+        row, column = divmod(state, 12)
+        around = dict(
+            part.split(": ") for part in describer.describe(state).split(". ", 1)[1].rstrip(".").split(", ")
+        )
+        for action, name in enumerate(describer.names):
+            ((_, after, reward, over),) = cliff.P[state][action]
+            new_row, new_column = row + steps[name][0], column + steps[name][1]
+            inside = 0 <= new_row < 4 and 0 <= new_column < 12
+            assert (around[name] == "the edge") is (not inside)
+            # At the edge one stays, which on the cliff itself (never a state of play) is another fall.
+            if inside:
+                assert (around[name] == "the cliff") is (reward == -100)
+                assert (around[name] == "the goal") is over
+                fell = around[name] == "the cliff"
+                assert divmod(after, 12) == ((3, 0) if fell else (new_row, new_column))
+            elif describer.letter(state) != "C":
+                assert after == state and reward == -1
+
+
+def test_cliff_words_turn_the_simulator() -> None:
+    cliff = bare("CliffWalking-v1")
+    names = find_describer(cliff).names
+    cliff.reset(seed=0)
+    seen = [cliff.step(names.index(name))[:3] for name in ("up", "right", "left", "down", "right")]
+    assert seen == [(24, -1, False), (25, -1, False), (24, -1, False), (36, -1, False), (36, -100, False)]
+
+
+def test_the_cliff_says_whether_it_is_slippery_and_shows_its_map() -> None:
+    dry, wet = (find_describer(bare("CliffWalking-v1", is_slippery=is_wet)).rules() for is_wet in (0, 1))
+    assert "slippery" in wet and "slippery" not in dry
+    assert dry.endswith("............\n............\n............\nSCCCCCCCCCCG")
+    # The map is the simulator's own picture, in other letters.
+    drawn = bare("CliffWalking-v1", render_mode="ansi")
+    drawn.reset(seed=0)
+    cells = "".join(strip_ansi(drawn.render()).split())
+    assert cells.translate(str.maketrans("xoCT", "S.CG")) == "".join(dry.split("\n")[1:])
 
 
 def test_the_lake_says_whether_it_is_slippery() -> None:
@@ -212,23 +280,39 @@ def test_a_function_or_a_describer_of_ones_own() -> None:
     assert find_describer(bare("CliffWalking-v1"), own) is own
 
 
-def test_rendering_is_the_last_resort_without_its_colours() -> None:
-    cliff = gymnasium.make("CliffWalking-v1", render_mode="ansi")
-    cliff.reset(seed=0)
-    text = find_describer(cliff).describe(36)
-    assert "x" in text and "\x1b" not in text
+class Drawn(gymnasium.Env[int, int]):
+    """A simulator that nobody knows, with a picture in colours."""
+
+    observation_space = gymnasium.spaces.Discrete(3)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def render(self) -> str:
+        return "\x1b[41mx\x1b[0m..\n"
+
+
+def test_a_rendering_is_used_where_asked_for_without_its_colours() -> None:
+    assert find_describer(Drawn("ansi")).describe(1) == "x.."
+    assert find_describer(Drawn("ansi"), "full").describe(1) == "Observation: 1"
+    assert find_describer(Drawn()).describe(1) == "Observation: 1"
     assert strip_ansi("\x1b[1;31mred\x1b[0m\x1b[2K") == "red"
+
+
+def test_what_a_wrapper_shows_is_described_by_its_own_space() -> None:
+    flat = gymnasium.wrappers.FlattenObservation(gymnasium.make("Blackjack-v1"))
+    assert find_describer(flat).describe(np.array([0, 1])) == "Observation: [0, 1]"
 
 
 @pytest.mark.parametrize(
     ("env_id", "describe", "message"),
     [
         ("Blackjack-v1", "short", "describe must be one of full, terse for BlackjackEnv, got 'short'"),
-        ("CliffWalking-v1", None, "no describer is known for CliffWalkingEnv: give describe="),
-        ("CartPole-v1", "terse", "no describer is known for CartPoleEnv named 'terse'"),
+        ("CartPole-v1", "short", "describe must be one of full, terse for CartPoleEnv, got 'short'"),
     ],
 )
-def test_what_cannot_be_described_is_refused(env_id: str, describe: str | None, message: str) -> None:
+def test_a_style_that_is_not_there_is_refused(env_id: str, describe: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_describer(bare(env_id), describe)
 

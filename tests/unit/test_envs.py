@@ -199,18 +199,26 @@ def test_random_blackjack_earns_what_the_score_says() -> None:
         ("FrozenLake", {"map_name": "8x8"}, 0.00174, 0.64072),
         ("FrozenLake8x8", {}, 0.00190, 0.91322),
         ("FrozenLake8x8", {"is_slippery": False}, 0.00190, 1.0),
+        ("FrozenLake8x8", {"map_name": "4x4"}, 0.01394, None),
+        ("FrozenLake", {"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]}, 0.01394, 0.74419),
+        ("CliffWalking", {}, -1083.00308, -13.0),
+        ("CliffWalking", {"max_turns": 25}, -325.37666, -13.0),
+        ("CliffWalking", {"max_turns": 200}, -2079.11597, -13.0),
+        ("CliffWalking", {"is_slippery": True}, -1083.00308, -63.01337),
+        ("CliffWalking", {"is_slippery": True, "max_turns": 25}, -325.37666, -24.9906),
         ("Taxi", {}, -186.17946, 7.93),
         ("Taxi", {"is_rainy": True}, -187.24588, 3.95457),
         ("Taxi", {"fickle_passenger": True}, -183.19987, 8.38),
         ("Taxi", {"is_rainy": True, "fickle_passenger": True}, -184.30803, 4.57565),
     ],
 )
-def test_scores_are_exact(env_id: str, keywords: dict[str, Any], random: float, optimal: float) -> None:
+def test_scores_are_exact(
+    env_id: str, keywords: dict[str, Any], random: float, optimal: float | None
+) -> None:
     env = gymnasium.make(f"atropos/{env_id}-v0", **keywords).unwrapped
-    assert env.scores == {
-        "random": pytest.approx(random, abs=6e-6),
-        "optimal": pytest.approx(optimal, abs=6e-6),
-    }
+    assert env.scores["random"] == pytest.approx(random, abs=6e-6)
+    if optimal is not None:
+        assert env.scores["optimal"] == pytest.approx(optimal, abs=6e-6)
 
 
 def test_scores_agree_with_a_plain_walk_through_the_table() -> None:
@@ -246,6 +254,45 @@ def test_scores_follow_the_map_and_the_turns() -> None:
     tiny = gymnasium.make("atropos/FrozenLake-v0", desc=["SG"], is_slippery=False, max_turns=1).unwrapped
     assert tiny.scores == {"random": 0.25, "optimal": 1.0}
     assert gymnasium.make("atropos/Taxi-v0", max_turns=3).unwrapped.scores["optimal"] < 7.93
+
+
+def test_random_walks_at_the_cliff_earn_what_the_score_says() -> None:
+    env = gymnasium.make(
+        "atropos/CliffWalking-v0", describe="terse", history="latest", max_turns=25
+    ).unwrapped
+    returns = []
+    for seed in range(120):
+        env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, info = say(env, env.sample_reply())
+            assert "invalid" not in info
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    assert abs(np.mean(returns) - env.scores["random"]) < 4 * np.std(returns) / len(returns) ** 0.5
+
+
+def test_the_best_walk_along_the_cliff_earns_the_optimum() -> None:
+    env = gymnasium.make("atropos/CliffWalking-v0").unwrapped
+    assert (env.max_turns, env.max_turn_tokens, env.max_feedback_tokens) == (100, 64, 256)
+    env.reset(seed=0)
+    total = 0.0
+    for word in ("up", *["right"] * 11, "down"):
+        _, reward, terminated, truncated, info = say(env, f"<action>{word}</action>")
+        total += reward
+    assert (total, terminated, truncated) == (env.scores["optimal"], True, False)
+    assert info["success"] is True and last(env) == "You reach the goal."
+
+
+def test_the_cliff_costs_and_puts_back() -> None:
+    env = gymnasium.make("atropos/CliffWalking-v0").unwrapped
+    env.reset(seed=0)
+    start = last(env)
+    _, reward, terminated, _, info = say(env, "<action>right</action>")
+    assert (reward, terminated, last(env)) == (-100.0, False, start)
+    _, reward, _, _, info = say(env, "right")  # no container: a turn is lost, and nothing else
+    assert (reward, info["invalid"], info["turn"]) == (-1.0, True, 2)
+    assert gymnasium.make("atropos/CliffWalking-v0", is_slippery=True).unwrapped.simulator.is_slippery
 
 
 def test_lake_arguments_reach_the_simulator() -> None:

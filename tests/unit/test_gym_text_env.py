@@ -383,17 +383,6 @@ def test_a_parser_of_ones_own_may_return_a_parsed_action() -> None:
     assert env.simulator.place == 2
 
 
-def test_colours_of_an_ansi_rendering_are_stripped() -> None:
-    env = GymTextEnv(
-        "CliffWalking-v1",
-        names=("up", "right", "down", "left"),
-        max_turns=100,
-        simulator_kwargs={"render_mode": "ansi"},
-    )
-    env.reset(seed=0)
-    assert "\x1b" not in contents(env)[-1] and contents(env)[-1].count("x") >= 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -401,9 +390,7 @@ def test_colours_of_an_ansi_rendering_are_stripped() -> None:
         (("Taksi-v4",), "simulator 'Taksi-v4' cannot be made"),
         (("no_such_module:Taxi-v4",), "No module named 'no_such_module'"),
         ((3,), "simulator must be an id or a gymnasium.Env, got int"),
-        (("CartPole-v1",), "no describer is known for CartPoleEnv"),
-        (("Pendulum-v1", {"describe": str}), "give parse="),
-        (("Taxi-v4", {"format": "json"}), "format must be one of tag, bare_word; got 'json'"),
+        (("Taxi-v4", {"format": "xml"}), "format must be one of .*bare_word.*; got 'xml'"),
         (("Taxi-v4", {"on_invalid": "ignore"}), "on_invalid must be 'retry' or 'end', got 'ignore'"),
         (("Taxi-v4", {"names": ("a", "b")}), "one word for each of the 6 actions"),
         (("Taxi-v4", {"simulator_kwargs": {"snow": 1}}), r"cannot be made with \{'snow': 1\}"),

@@ -30,11 +30,13 @@ class Describer:
         names: one word for each discrete action, in order; empty where actions have none.
         aliases: further texts and the actions they stand for.
         terse: the state is all that is ever said: no rules, no reminder of the format.
+        max_chars: most UTF-8 bytes that ``describe`` takes; 0 where that is unknown.
     """
 
     names: tuple[str, ...] = ()
     aliases: Mapping[str, int] = {}
     terse: bool = False
+    max_chars: int = 0
 
     def rules(self) -> str:
         """Returns the task in words; it does not change during an episode."""

@@ -10,13 +10,14 @@ import numpy as np
 
 from atropos_gym.wrappers.describers.base import Describer
 
-__all__ = ["TaxiDescriber"]
+__all__ = ["TaxiDescriber", "TerseTaxiDescriber"]
 
 _PLACES = ("red", "green", "yellow", "blue")
 _STATE = re.compile(
     r"The taxi is at row (\d), column (\d)\. "
     r"The passenger is (?:at (\w+) \(.*?\)|in the taxi) and wants to go to (\w+) "
 )
+_TERSE = re.compile(r"taxi (\d) (\d) passenger (\w+) to (\w+)")
 
 
 class TaxiDescriber(Describer):
@@ -93,3 +94,31 @@ class TaxiDescriber(Describer):
     def outcome(self, observation: int, reward: float, terminated: bool) -> str:
         """Returns how the drive ended."""
         return "You delivered the passenger." if terminated else "You run out of time."
+
+
+class TerseTaxiDescriber(TaxiDescriber):
+    """The state alone, the same text in every turn.
+
+    Example:
+        >>> TerseTaxiDescriber(gymnasium.make("Taxi-v4")).describe(337)
+        'taxi 3 1 passenger aboard to green'
+    """
+
+    terse = True
+
+    def rules(self) -> str:
+        """Returns nothing: the state is all that is said."""
+        return ""
+
+    def _say(self, state: int) -> str:
+        row, column, passenger, destination = self._taxi.decode(state)
+        rider = "aboard" if passenger == len(_PLACES) else _PLACES[passenger]
+        return f"taxi {row} {column} passenger {rider} to {_PLACES[destination]}"
+
+    def parse(self, text: str) -> int:
+        """Returns the state that a description tells of."""
+        match = _TERSE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"no taxi in {text!r}")
+        passenger = len(_PLACES) if match[3] == "aboard" else _PLACES.index(match[3])
+        return int(self._taxi.encode(int(match[1]), int(match[2]), passenger, _PLACES.index(match[4])))
