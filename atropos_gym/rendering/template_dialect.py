@@ -23,7 +23,8 @@ from atropos_gym.rendering.template_probe import (
     stop_ids_of,
 )
 from atropos_gym.tokenizers.hf import HFTokenizer
-from atropos_gym.tokenizers.plain_encoding import ControlText, PlainEncoder
+from atropos_gym.tokenizers.control_text import ControlText
+from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 
 __all__ = ["TemplateDialect"]
 

@@ -115,32 +115,52 @@ def load_tokenizer(source: str | Path | Any, *, rows: int | None = None) -> Toke
     """Returns the tokenizer of ``source``, one object per source and process.
 
     Args:
-        source: ``"bytes"``, a folder or model name for transformers, a transformers tokenizer, or a
-            ``Tokenizer`` of ours, which is returned as it is.
+        source: ``"bytes"``; a folder, a ``tokenizer.json`` or a model's name; a tokenizer or processor of
+            transformers; a ``tokenizers.Tokenizer``; or a ``Tokenizer`` of ours, which is returned as it is.
         rows: embedding rows of the model, if they differ from what the folder's ``config.json`` says.
 
     Raises:
         MissingData: no tokenizer there, or transformers is not installed.
-        ConfigError: ``rows`` cannot hold the tokenizer's ids.
+        ConfigError: no tokenizer at all, or ``rows`` is no positive number.
 
     Example:
         >>> load_tokenizer("bytes") is load_tokenizer("bytes")
         True
     """
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise ConfigError(f"rows must be a positive int or None, got {rows!r}")
     if isinstance(source, Path) or (isinstance(source, str) and source.startswith("~")):
         source = str(Path(source).expanduser())
     if isinstance(source, str):
+        if not source.strip():
+            raise ConfigError(
+                "tokenizer must be a name or a folder, got an empty string: 'bytes' needs no file"
+            )
         key = (source, rows)
         if key not in _cache:
             _cache[key] = _load(source, rows)
         return _cache[key]
     if _is_ours(source) and rows in (None, source.rows):
         return cast(Tokenizer, source)
-    if hasattr(source, "backend_tokenizer"):
+    if isinstance(source, type):
+        raise ConfigError(f"tokenizer must be an object, got the class {source.__name__}: load or make one")
+    inner = getattr(source, "tokenizer", None)  # a processor: images, sound and a tokenizer
+    if hasattr(inner, "convert_ids_to_tokens"):
+        from atropos_gym.tokenizers.hf import wrap_hf
+
+        return wrap_hf(inner, rows, getattr(source, "chat_template", None))
+    if hasattr(source, "convert_ids_to_tokens"):
         from atropos_gym.tokenizers.hf import wrap_hf
 
         return wrap_hf(source, rows)
-    raise ConfigError(f"tokenizer must be a name, a folder or a tokenizer, got {type(source).__name__}")
+    if hasattr(source, "get_added_tokens_decoder"):
+        from atropos_gym.tokenizers.hf import wrap_backend
+
+        return wrap_backend(source, rows)
+    raise ConfigError(
+        f"tokenizer must be a name, a folder, or a tokenizer or processor of transformers, got "
+        f"{type(source).__name__}"
+    )
 
 
 def _is_ours(source: Any) -> bool:

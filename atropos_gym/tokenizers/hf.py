@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from atropos_gym.errors import ConfigError, MissingData
-from atropos_gym.tokenizers import FINGERPRINT_FORMAT, digest, load_tokenizer
+from atropos_gym.tokenizers.base import FINGERPRINT_FORMAT, digest, load_tokenizer
+from atropos_gym.tokenizers.hub import beside, hub_answers
 from atropos_gym.tokenizers.plain_encoding import PlainEncoder
+from atropos_gym.tokenizers.slow import SlowBackend
 
-__all__ = ["HFTokenizer", "load_hf", "wrap_hf"]
+__all__ = ["HFTokenizer", "load_hf", "wrap_backend", "wrap_hf"]
 
 # Texts whose ids see the whole pipeline: blanks, newlines, digits, scripts, emoji, marks, control spellings.
 _PROBES = (
@@ -24,7 +26,7 @@ _PROBES = (
 
 
 class HFTokenizer:
-    """A transformers tokenizer with a fast backend.
+    """A transformers tokenizer.
 
     Args:
         hf: the transformers tokenizer.
@@ -32,16 +34,19 @@ class HFTokenizer:
         rows: rows of the model's embedding.
         source: what ``load_tokenizer`` takes to load it again; None pickles the object itself.
         eos_ids: end ids that the model's generation config names.
+        rows_known: the rows are the model's own, not just the tokenizer's length.
+        template: the chat template of the processor around it, for a tokenizer that has none itself.
 
     Attributes:
         hf: the transformers tokenizer.
-        backend: its ``tokenizers.Tokenizer``.
+        backend: its ``tokenizers.Tokenizer``, or a ``SlowBackend`` where it has none.
         eos_ids: every end id known without looking at a template.
         config_eos_ids: those of them that the generation config names.
         rows_known: the rows are the model's own, not just the tokenizer's length.
+        chat_template: Jinja source, a dict of several, or None.
 
     Raises:
-        ConfigError: a tokenizer without a fast backend.
+        ConfigError: a tokenizer written in Python that does not take text apart as transformers expects.
     """
 
     def __init__(
@@ -53,20 +58,22 @@ class HFTokenizer:
         source: tuple[str, int | None] | None,
         eos_ids: Sequence[int],
         rows_known: bool = False,
+        template: Any = None,
     ) -> None:
-        backend = getattr(hf, "backend_tokenizer", None)
-        if backend is None or not hasattr(backend, "get_added_tokens_decoder"):
-            raise ConfigError(f"{name} is a slow tokenizer ({type(hf).__name__}): it needs a tokenizer.json")
         self.hf = hf
-        self.backend = backend
+        self.backend: Any = getattr(hf, "backend_tokenizer", None)
         self.name = name
+        if not hasattr(self.backend, "get_added_tokens_decoder"):
+            self.backend = _slow_backend(hf, name)
         self.rows = rows
         self.rows_known = rows_known
+        self.chat_template: Any = getattr(hf, "chat_template", None) or template
         self._source = source
         own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
         self.config_eos_ids: tuple[int, ...] = tuple(map(int, eos_ids))
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*self.config_eos_ids, *own)))
-        self._length = len(hf)
+        # A vocabulary may have holes; its last id decides what lies beyond it.
+        self._length = max(len(hf), 1 + max(self.backend.get_added_tokens_decoder(), default=-1))
 
     def __len__(self) -> int:
         """Returns the number of ids that the tokenizer knows, added tokens included."""
@@ -87,33 +94,37 @@ class HFTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text, control tokens visible; ids beyond the tokenizer have none."""
-        return str(self.backend.decode([int(i) for i in ids if i < self._length], skip_special_tokens=False))
+        known = [int(i) for i in ids if 0 <= i < self._length]
+        return str(self.backend.decode(known, skip_special_tokens=False))
 
     @cached_property
     def fingerprint(self) -> str:
         """``sha256:...``: equal for two tokenizers that give the same ids, whatever class or state."""
-        # What stands before the model is state: padding and truncation of whoever called last.
-        serialised = self.backend.to_str(pretty=False)
-        model = serialised[serialised.index('"model":{') :]
-        if self.backend.padding is not None:
-            self.backend.no_padding()
-        if self.backend.truncation is not None:
-            self.backend.no_truncation()
         added = sorted(self.backend.get_added_tokens_decoder().items())
-        template = getattr(self.hf, "chat_template", None)
+        template = self.chat_template
         if isinstance(template, str):
             template = template.replace("\r\n", "\n")
+        # The parts of the pipeline before the model are seen by probes: their form differs between versions.
+        whole = PlainEncoder(self.backend, frozenset())
         return digest(
             {
                 "format": FINGERPRINT_FORMAT,
-                "model": hashlib.sha256(model.encode()).hexdigest(),
+                "model": hashlib.sha256(self._vocabulary().encode()).hexdigest(),
                 "added": [[i, t.content, t.lstrip, t.rstrip, t.single_word, t.normalized] for i, t in added],
-                "probes": [self.backend.encode(text, add_special_tokens=False).ids for text in _PROBES],
+                "probes": [whole.encode(text) for text in _PROBES],
                 "bos": self.hf.bos_token_id,
                 "eos": self.hf.eos_token_id,
                 "template": template,
             }
         )
+
+    def _vocabulary(self) -> str:
+        """Returns the model of a fast tokenizer, the sorted vocabulary of another."""
+        if isinstance(self.backend, SlowBackend):
+            return json.dumps(sorted(self.hf.get_vocab().items()))
+        # What stands before the model is state: padding and truncation of whoever called last.
+        serialised = str(self.backend.to_str(pretty=False))
+        return serialised[serialised.index('"model":{') :]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HFTokenizer:
         return self
@@ -122,10 +133,33 @@ class HFTokenizer:
         if self._source is not None:
             name, rows = self._source
             return _reload, (name, rows)
-        return wrap_hf, (self.hf, self.rows)
+        return wrap_hf, (self.hf, self.rows if self.rows_known else None, self.chat_template)
 
     def __repr__(self) -> str:
         return f"HFTokenizer({self.name!r}, rows={self.rows})"
+
+
+def _slow_backend(hf: Any, name: str) -> SlowBackend:
+    """Returns the backend of a tokenizer that transformers runs in Python, tried on a few texts."""
+    backend = SlowBackend(hf)
+    try:
+        plain = PlainEncoder(backend, frozenset())
+        works = all(plain.encode(text) == backend.encode(text).ids for text in _PROBES)
+    except Exception as error:  # code that came with a model may raise anything
+        raise ConfigError(
+            f"{name} ({type(hf).__name__}) is no tokenizer that can be used here ({_first_line(error)}): "
+            "give a folder with tokenizer.json"
+        ) from error
+    if not works:
+        raise ConfigError(
+            f"{name} ({type(hf).__name__}) takes text apart in a way of its own, so that control tokens in "
+            "text cannot be kept out: give a folder with tokenizer.json"
+        )
+    return backend
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _reload(source: str, rows: int | None) -> Any:
@@ -134,71 +168,89 @@ def _reload(source: str, rows: int | None) -> Any:
 
 
 def load_hf(source: str, rows: int | None) -> HFTokenizer:
-    """Loads a tokenizer by folder or model name.
+    """Loads a tokenizer by folder, file or model name.
 
     Raises:
         MissingData: transformers is not installed, or nothing is there.
     """
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError:
         raise MissingData(
             f"tokenizer {source!r} needs transformers: pip install 'atropos-gym[learn]', or use 'bytes'"
         ) from None
-    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+    path = Path(source)
+    local = path.exists()
+    if source.startswith(("/", ".", "~")) and not local:
         raise MissingData(f"no tokenizer at {source!r}: the folder does not exist")
     try:
-        hf = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        if path.is_file():
+            hf = PreTrainedTokenizerFast(tokenizer_file=source)
+        else:
+            hf = AutoTokenizer.from_pretrained(source, local_files_only=local or not hub_answers())
+    except Exception as error:  # a broken file raises what the library that reads it likes
+        reason = _first_line(error)[:200]
+        if not local and not hub_answers():
+            reason = "no such folder, not among the models downloaded, and the model hub was not reached"
         raise MissingData(
             f"no tokenizer at {source!r} ({reason}): give a folder with tokenizer.json or 'bytes'"
         ) from error
-    config = _read_json(source, "config.json")
+    return _with_model_files(hf, source, source=(source, rows), rows=rows, folder=source)
+
+
+def _with_model_files(
+    hf: Any,
+    name: str,
+    *,
+    source: tuple[str, int | None] | None,
+    rows: int | None,
+    folder: str | None,
+    template: Any = None,
+) -> HFTokenizer:
+    """Returns our view of a tokenizer with what the files beside it say about its model."""
+    config = {} if folder is None else beside(folder, "config.json")
     known = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    ends = _read_json(source, "generation_config.json").get("eos_token_id")
-    eos_ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    ends = None if folder is None else beside(folder, "generation_config.json").get("eos_token_id")
     wanted = rows or known
     return HFTokenizer(
         hf,
-        source,
+        name,
         int(wanted or len(hf)),
-        source=(source, rows),
-        eos_ids=eos_ids,
+        source=source,
+        eos_ids=[] if ends is None else ends if isinstance(ends, list) else [ends],
         rows_known=wanted is not None,
+        template=template,
     )
 
 
-def _read_json(source: str, name: str) -> dict[str, Any]:
-    """Returns a JSON file beside the tokenizer, or {} where there is none."""
-    path: Path | None = Path(source) / name
-    if not Path(source).is_dir():
-        from transformers.utils import cached_file
-
-        found = cached_file(
-            source,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-        path = None if found is None else Path(found)
-    if path is None or not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+_wrapped: dict[int, tuple[HFTokenizer, int]] = {}
 
 
-_wrapped: dict[int, HFTokenizer] = {}
+def wrap_hf(hf: Any, rows: int | None = None, template: Any = None) -> HFTokenizer:
+    """Returns our view of a transformers tokenizer, one per object.
 
-
-def wrap_hf(hf: Any, rows: int | None = None) -> HFTokenizer:
-    """Returns our view of a transformers tokenizer, one per object."""
+    Args:
+        hf: the tokenizer; one that was loaded from a folder finds its model's files there.
+        rows: rows of the model's embedding, where they are known better.
+        template: a chat template for a tokenizer that has none.
+    """
     # The view keeps the object alive, so its id is never reused.
-    known = _wrapped.get(id(hf))
-    if known is None or len(known) != len(hf) or rows not in (None, known.rows):
+    known, length = _wrapped.get(id(hf), (None, -1))
+    if known is None or length != len(hf) or rows not in (None, known.rows):
         name = str(getattr(hf, "name_or_path", "") or type(hf).__name__)
-        _wrapped[id(hf)] = HFTokenizer(
-            hf, name, int(rows or len(hf)), source=None, eos_ids=(), rows_known=rows is not None
-        )
-    return _wrapped[id(hf)]
+        folder = name if Path(name).is_dir() and name != type(hf).__name__ else None
+        known = _with_model_files(hf, name, source=None, rows=rows, folder=folder, template=template)
+        _wrapped[id(hf)] = known, len(hf)
+    return known
+
+
+_backends: dict[int, tuple[Any, Any]] = {}
+
+
+def wrap_backend(backend: Any, rows: int | None = None) -> HFTokenizer:
+    """Returns our view of a ``tokenizers.Tokenizer``: it has no end id and no template of its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    if id(backend) not in _backends:
+        _backends[id(backend)] = backend, PreTrainedTokenizerFast(tokenizer_object=backend)
+    return wrap_hf(_backends[id(backend)][1], rows)

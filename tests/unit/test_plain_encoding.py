@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_gym.errors import TemplateError
-from atropos_gym.tokenizers.plain_encoding import ControlText, PlainEncoder
+from atropos_gym.tokenizers.control_text import ControlText
+from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 from tests.tools.imitation_tokenizers import SPECIAL, TAGS, tiny_tokenizer
 
 # content: (lstrip, rstrip, single_word, normalized)

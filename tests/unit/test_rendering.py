@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import ToolCall
 from atropos_gym.rendering import ChatRenderer, chat_renderer
-from atropos_gym.tokenizers.plain_encoding import ControlText
+from atropos_gym.tokenizers.control_text import ControlText
 from tests.tools import imitation_tokenizers as imitation
 from tests.tools import rendering_cases as cases
 

@@ -143,18 +143,6 @@ def test_reprs_name_the_source(folder: Path) -> None:
     assert repr(ChatRenderer("bytes")) == "ChatRenderer('bytes', past='append')"
 
 
-def test_a_slow_tokenizer_is_refused() -> None:
-    class Slow:
-        backend_tokenizer = None
-        name_or_path = "old"
-
-        def __len__(self) -> int:
-            return 3
-
-    with pytest.raises(ConfigError, match="old is a slow tokenizer"):
-        load_tokenizer(Slow())
-
-
 def test_without_transformers_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingData, match="pip install"):

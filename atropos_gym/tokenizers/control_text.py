@@ -1,0 +1,192 @@
+"""Encodes rendered text so that control tokens come from the template alone, never from what somebody wrote.
+
+A tokenizer's backend turns any text that spells a control token into its id: a user could end a turn, or
+forge one. ``ControlText`` marks such spellings before a template is rendered, and encodes the result so that
+every marked spelling is ordinary text. Nothing is deleted: deleting ``<|im_end|>`` from
+``<|im_<|im_end|>end|>`` would assemble one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from atropos_gym.tokenizers.plain_encoding import BLANK, Encoded, PlainEncoder
+
+__all__ = ["ControlText"]
+
+# Private-use characters; they are removed from what comes in, so nobody can write a mark.
+_OPEN, _CLOSE = "\U000f0002", "\U000f0003"
+# The same as a template's ``tojson(ensure_ascii=True)`` writes them.
+_ESCAPES = {json.dumps(mark)[1:-1]: mark for mark in (_OPEN, _CLOSE)}
+
+
+class ControlText:
+    """Marks control spellings in messages and encodes rendered text without obeying them.
+
+    Args:
+        backend: a ``tokenizers.Tokenizer``, or a ``SlowBackend``.
+        control: ids of the control tokens, all of them added tokens of the backend.
+    """
+
+    def __init__(self, backend: Any, control: frozenset[int]) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added = {added[i].content: (i, added[i]) for i in control}
+        spellings = "|".join(re.escape(s) for s in sorted(self._added, key=len, reverse=True)) or "(?!)"
+        self._spelled = re.compile(spellings)
+        # A template may cut through marks (content[1:]): one of the two is enough to keep a spelling text.
+        self._pieces = re.compile(
+            f"{_OPEN}(?P<opened>{spellings})|(?P<closed>{spellings}){_CLOSE}|[{_OPEN}{_CLOSE}]"
+            f"|(?P<control>{spellings})"
+        )
+        self._firsts = tuple({s[0] for s in self._added})
+        self._lasts = tuple({s[-1] for s in self._added})
+        self._longest = max(map(len, self._added), default=0)
+        self._heads = frozenset(s[:k] for s in self._added for k in range(1, len(s)))
+        self._tails = frozenset(s[k:] for s in self._added for k in range(1, len(s)))
+        self.plain = PlainEncoder(backend, control)
+        # A token that is looked for behind the normaliser has spellings that no list shows.
+        normalized = [s for s, (_, token) in self._added.items() if token.normalized]
+        self._disguised: tuple[str, ...] = (
+            ()
+            if backend.normalizer is None
+            else tuple(self.plain.normalize(s).strip("▁ ") for s in normalized)
+        )
+        self._offsets = not hasattr(backend, "words")
+        self._whole = PlainEncoder(backend, frozenset())
+
+    def mark(self, value: Any) -> Any:
+        """Returns ``value`` with every control spelling in its strings marked, dict keys included.
+
+        Other values than strings, mappings, lists and tuples are returned as they are.
+        """
+        if isinstance(value, str):
+            return self._mark_text(well_formed(value))
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.mark(item) for item in value]
+        return value
+
+    def _mark_text(self, text: str) -> str:
+        """Returns a text with its control spellings marked, and its ends where they are half a spelling."""
+        if _OPEN in text or _CLOSE in text:
+            text = text.replace(_OPEN, "").replace(_CLOSE, "")
+        marked = text
+        for first in self._firsts:
+            if first in text:
+                marked = self._spelled.sub(f"{_OPEN}\\g<0>{_CLOSE}", text)
+                break
+        # What a template puts next to a text, such as another text, must not complete a spelling.
+        edge = text[: self._longest]
+        if any(last in edge for last in self._lasts) and any(
+            edge[:k] in self._tails for k in range(1, len(edge) + 1)
+        ):
+            marked = _OPEN + marked
+        edge = text[-self._longest :]
+        if any(first in edge for first in self._firsts) and any(
+            edge[-k:] in self._heads for k in range(1, len(edge) + 1)
+        ):
+            marked = marked + _CLOSE
+        if self._disguised and marked == text:
+            normal = self.plain.normalize(text)
+            if any(spelling in normal for spelling in self._disguised):
+                marked = _OPEN + marked
+        return marked
+
+    @staticmethod
+    def unmark(text: str) -> str:
+        """Returns rendered text without marks."""
+        return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+    @staticmethod
+    def unescape(text: str) -> str:
+        """Returns text whose marks a template has written as JSON escapes with the marks themselves."""
+        for escape, mark in _ESCAPES.items():
+            text = text.replace(escape, mark)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of rendered text; without marks they are the backend's own."""
+        if _OPEN in text or _CLOSE in text:
+            return self._encode_marked(text).ids
+        encoding = self._ordinary(text)
+        return self._whole.encode(text) if encoding is None else encoding.ids  # type: ignore[no-any-return]
+
+    def encode_with_ends(self, text: str) -> Encoded:
+        """Returns the ids of rendered text, and where each ends in ``unmark(text)``."""
+        if _OPEN in text or _CLOSE in text or not self._offsets:
+            return self._encode_marked(text)
+        encoding = self._ordinary(text)
+        if encoding is None:
+            return self._whole.encode_with_ends(text)
+        return Encoded(encoding.ids, [end for _, end in encoding.offsets])
+
+    def _ordinary(self, text: str) -> Any:
+        """Returns the backend's own encoding, or None where another caller's settings would change it.
+
+        Padding and truncation are state of the shared backend. They are never switched here: a second thread
+        may be encoding with them.
+        """
+        backend = self._backend
+        if backend.padding is None and backend.truncation is None:
+            encoding = backend.encode(text, add_special_tokens=False)
+            if backend.padding is None and backend.truncation is None:
+                return encoding
+        return None
+
+    def _encode_marked(self, text: str) -> Encoded:
+        """Encodes the text between the template's own control tokens whole, each stretch as plain text."""
+        ids: list[int] = []
+        ends: list[int] = []
+        done = 0  # unmarked characters encoded so far
+        swallows = False  # the last control token strips what follows it
+        for stretch, control in self._stretches(text):
+            added = None if control is None else self._added[control]
+            begin = len(stretch) - len(stretch.lstrip(BLANK)) if swallows else 0
+            stop = len(stretch.rstrip(BLANK)) if added is not None and added[1].lstrip else None
+            encoded = self.plain.encode_with_ends(stretch, begin, stop, at_start=done == 0)
+            ids += encoded.ids
+            ends += [done + end for end in encoded.ends]
+            done += len(stretch)
+            if added is not None and control is not None:
+                done += len(control)
+                ids.append(added[0])
+                ends.append(done)
+                swallows = added[1].rstrip
+        return Encoded(ids, ends)
+
+    def _stretches(self, text: str) -> Iterator[tuple[str, str | None]]:
+        """Yields ``(plain text, the template's control token behind it or None at the end)``."""
+        plain: list[str] = []
+        at = 0
+        for found in self._pieces.finditer(text):
+            plain.append(text[at : found.start()])
+            at = found.end()
+            if found["control"] is not None:
+                yield "".join(plain), found["control"]
+                plain = []
+            else:
+                plain.append(found["opened"] or found["closed"] or "")
+        plain.append(text[at:])
+        yield "".join(plain), None
+
+
+def well_formed(text: str) -> str:
+    r"""Returns a plain str that has an encoding: halves of a character become one, or U+FFFD.
+
+    Example:
+        >>> well_formed("\ud83d\ude42"), well_formed("a\ud83d")
+        ('🙂', 'a�')
+    """
+    text = str.__str__(text)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
