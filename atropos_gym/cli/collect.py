@@ -109,7 +109,9 @@ def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams,
     with ExitStack() as parts:
         parts.callback(collector.close)
         update = parts.enter_context(show.bar(config.env, config.groups))
-        writer = parts.enter_context(JSONLWriter(path)) if path.suffix == ".jsonl" else None
+        writer = None
+        if path.suffix == ".jsonl":
+            writer = parts.enter_context(JSONLWriter(path, collector.env.renderer))
         while len(groups) < config.groups:
             played = collector.collect(min(a_round, config.groups - len(groups)))
             if writer is not None:
@@ -118,7 +120,7 @@ def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams,
             groups += played
             update(len(groups))
     if writer is None:
-        write_html(path, groups, engine.tokenizer, title=config.env)
+        write_html(path, groups, collector.env.renderer, title=config.env)
     returns = [episode.episode_return for group in groups for episode in group.episodes]
     mean = sum(returns) / len(returns)
     print(f"{path}: {len(groups)} groups, {len(returns)} episodes, mean return {mean:.4f}")

@@ -7,8 +7,8 @@ checked by ``Config``, so that a flag and a line of YAML are judged by the same 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -22,7 +22,29 @@ __all__ = ["Command", "parse"]
 
 #: What some verbs are about: a word that is no flag, and what ``--help`` says of it.
 TARGETS = {
+    "play": (
+        "ENV",
+        "an environment's id (`atropos-gym envs` lists the ready ones), or module:Class. Every line that is "
+        "typed is a reply; one that ends in a backslash goes on in the next line. Ctrl-D leaves",
+    ),
+    "view": ("FILE", "groups that `collect` wrote (.jsonl), or bodies of /scored_data as JSON"),
     "check-model": ("NAME", "a model's name or folder (no weights are read), or bytes"),
+}
+
+#: Options of some verbs that are no settings of a run, with what argparse is told of each.
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "play": {
+        "tokenizer": {"metavar": "NAME", "help": "tokenizer by name or folder [bytes]"},
+        "show_ids": {"action": "store_true", "help": "print every id: its piece, and who put it there"},
+    },
+    "view": {
+        "out": {"type": Path, "metavar": "PAGE", "help": "page to write [FILE with the suffix .html]"},
+        "terminal": {"action": "store_true", "help": "print text in place of a page"},
+        "ids": {"action": "store_true", "help": "print a table of ids in place of a page"},
+        "episode": {"type": int, "metavar": "N", "help": "only this one, counted from 0"},
+        "tokenizer": {"metavar": "NAME", "help": "tokenizer by name or folder, where the file has no pieces"},
+        "open": {"action": "store_true", "help": "open the page in the browser"},
+    },
 }
 
 
@@ -38,6 +60,7 @@ class Command:
         given: names of the fields that were given as flags.
         target: the word that is no flag, such as the model of ``check-model``.
         json: print JSON for programs in place of a table.
+        options: by name, those of ``OPTIONS``.
     """
 
     verb: str
@@ -47,6 +70,7 @@ class Command:
     given: frozenset[str] = frozenset()
     target: str = ""
     json: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse(words: Sequence[str]) -> Command | None:
@@ -90,6 +114,7 @@ def parse(words: Sequence[str]) -> Command | None:
         given=frozenset(flags),
         target=spoken.target,
         json=spoken.json,
+        options={name: getattr(spoken, f"option_{name}") for name in OPTIONS.get(spoken.verb, ())},
     )
 
 
@@ -122,6 +147,9 @@ def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
     if verb in TARGETS:
         metavar, about = TARGETS[verb]
         sub.add_argument("target", metavar=metavar, help=about)
+    for name, settings in OPTIONS.get(verb, {}).items():
+        flags = ["-o", "--out"] if name == "out" else [_flag(name)]
+        sub.add_argument(*flags, dest=f"option_{name}", **settings)
     if verb == "check-model":
         sub.add_argument("--json", action="store_true", help="print JSON for programs in place of the table")
     if Config.reads(verb):
@@ -218,5 +246,6 @@ def _refuse(verb: str, word: str) -> NoReturn:
         raise ConfigError(f"{verb} does not read {flag}; it belongs to {others}")
     known = [_flag(name) for name in Config.reads(verb)] + ["--config", "--dry-run", "--debug", "--resume"]
     known += ["--json"] if verb == "check-model" else []
+    known += map(_flag, OPTIONS.get(verb, ()))
     hint = nearest(flag, known) or f"; `atropos-gym {verb} --help` lists them"
     raise ConfigError(f"{verb}: unknown flag {flag}{hint}")

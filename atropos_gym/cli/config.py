@@ -25,6 +25,8 @@ VERBS = {
     "serve": "run the batch server between environments and trainers",
     "collect": "play episodes into a file, or stream them to a batch server",
     "eval": "measure a policy beside random and optimal play",
+    "play": "play an environment yourself in the terminal, and see what a policy would",
+    "view": "show a file of groups: every id, its piece and logprob, why a reward or a mask is what it is",
     "envs": "list the ready environments with their random and optimal scores",
     "check-model": "say whether a model's tokenizer and chat template can be trained on, and what to do",
 }
@@ -50,9 +52,9 @@ class Config(BaseModel):
     # Task
     env: str = _setting("atropos/Blackjack-v0", "task", "train collect eval")
     """Environment id (`atropos-gym envs` lists the ready ones; `module:id` imports the module first)."""
-    env_args: dict[str, Any] = _setting({}, "task", "train collect eval")
+    env_args: dict[str, Any] = _setting({}, "task", "train collect eval play")
     """Keyword arguments of the environment; on the command line one `--env-arg key=value` each."""
-    history: Literal["whole", "latest"] | None = _setting(None, "task", "train collect eval")
+    history: Literal["whole", "latest"] | None = _setting(None, "task", "train collect eval play")
     """What the policy reads: the whole conversation, or the latest observation only; null: as the
     environment has it."""
 
@@ -172,7 +174,7 @@ class Config(BaseModel):
     """Name of the run's folder; null: the task's name and the next free number."""
     runs: Path = _setting(Path("runs"), "run", "train")
     """Folder that holds the runs."""
-    seed: int = _setting(0, "run", "train collect eval", ge=0)
+    seed: int = _setting(0, "run", "train collect eval play", ge=0)
     """Seed of weights, starts and sampling."""
 
     @classmethod

@@ -10,7 +10,8 @@ from atropos_gym.cli.report import stage_titles
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.html import render_group
 from atropos_gym.rollout.collector import GroupCollector
-from atropos_gym.rollout.writers import JSONLWriter, pieces_of, read_jsonl
+from atropos_gym.rollout.reading import FileOfGroups
+from atropos_gym.rollout.writers import JSONLWriter
 
 __all__ = ["write_samples"]
 
@@ -41,24 +42,17 @@ def write_samples(folder: RunFolder, model: Any, stage: str) -> None:
     path = rollouts / f"{stage}.jsonl"
     path.unlink(missing_ok=True)
     try:
-        with JSONLWriter(path) as writer:
-            for group in collector.collect(GROUPS):
-                writer.write(group)
+        with JSONLWriter(path, collector.env.renderer) as writer:
+            for played in collector.collect(GROUPS):
+                writer.write(played)
     finally:
         collector.close()
-    pieces = pieces_of(model.tokenizer)
     parts = ['<div class="ag">']
     for name, title in stage_titles(folder.summary).items():
-        played = rollouts / f"{name}.jsonl"
-        if not played.is_file():
+        file = rollouts / f"{name}.jsonl"
+        if not file.is_file():
             continue
-        for number, group in enumerate(read_jsonl(played), start=1):
-            parts.append(
-                render_group(
-                    group.to_wire(),
-                    pieces,
-                    title=f"{title}, start {number}",
-                    open=name == stage and number == 1,
-                )
-            )
+        for number, group in enumerate(FileOfGroups(file, model.tokenizer), start=1):
+            opened = name == stage and number == 1
+            parts.append(render_group(group, title=f"{title}, start {number}", open=opened))
     write_whole(rollouts / "samples.html", "".join(parts) + "</div>")

@@ -32,7 +32,7 @@ class Turn:
         reward: what the environment paid for it.
         version: policy version that sampled it.
         cut: no end id was sampled.
-        info: what the environment's step said of it: ``invalid`` and why, ``reward_terms``, a task's own words.
+        info: what the environment said of it: ``invalid`` and why, ``reward_terms``, a task's own words.
         legal_actions: what could be said in it; None where the environment does not tell.
     """
 

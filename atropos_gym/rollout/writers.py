@@ -1,7 +1,7 @@
 """Writes groups of episodes: JSON lines for programs, one HTML page for people.
 
-JSON lines hold all that was played (messages, ids, mask, logprobs, turns), one group a line; the page shows
-every id with what is known of it.
+JSON lines hold all that was played (messages, ids, mask, logprobs, turns), one group a line, and, where the
+writer knows the tokenizer, the piece of every id; the page shows every id with what is known of it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
 
 from atropos_gym.errors import ConfigError, MissingData
-from atropos_gym.html import Pieces, render_group, render_page
+from atropos_gym.html import numbered, render_page
+from atropos_gym.rendering import ChatRenderer
+from atropos_gym.rollout._extras import show_group, sources_of, split_extras, with_extras
+from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.episode import EpisodeGroup
-from atropos_gym.tokenizers import BytesTokenizer, Tokenizer
+from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["JSONLWriter", "pieces_of", "read_jsonl", "rollouts_html", "write_html"]
+__all__ = ["JSONLWriter", "read_jsonl", "rollouts_html", "write_html", "write_page"]
 
 
 class JSONLWriter:
@@ -27,15 +31,18 @@ class JSONLWriter:
 
     Args:
         path: file to append to; its folder is made.
+        speaker: the environment's renderer: lines then also say the piece of every id and whether template,
+            message or policy put it there. A tokenizer gives the pieces only.
 
     Example:
-        >>> with JSONLWriter("rollouts.jsonl") as writer:  # doctest: +SKIP
+        >>> with JSONLWriter("rollouts.jsonl", collector.env.renderer) as writer:  # doctest: +SKIP
         ...     for group in collector.collect(8):
         ...         writer.write(group)
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, speaker: Tokenizer | ChatRenderer | None = None) -> None:
         self.path = Path(path)
+        self._speaker = speaker
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
 
@@ -46,7 +53,8 @@ class JSONLWriter:
             ValueError: a number in it is not finite.
         """
         # Only ASCII: a lone surrogate in a message is legal JSON, and no legal UTF-8.
-        line = json.dumps(group.to_dict(), allow_nan=False, separators=(",", ":"))
+        data = group.to_dict() if self._speaker is None else with_extras(group, self._speaker)
+        line = json.dumps(data, allow_nan=False, separators=(",", ":"), default=_plain)
         self._file.write(line + "\n")
         self._file.flush()
 
@@ -79,23 +87,30 @@ def read_jsonl(path: str | Path) -> Iterator[EpisodeGroup]:
             if not line.strip():
                 continue
             try:
-                yield EpisodeGroup.from_dict(json.loads(line))
-            except (json.JSONDecodeError, ConfigError) as error:
+                data = json.loads(line)
+                if isinstance(data, dict) and "episodes" in data:
+                    split_extras(data)
+                yield EpisodeGroup.from_dict(data)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
 
 
 def write_html(
     path: str | Path,
     groups: Iterable[EpisodeGroup],
-    tokenizer: Tokenizer,
+    speaker: Tokenizer | ChatRenderer,
     *,
     title: str = "Rollouts",
     facts: Mapping[str, object] | None = None,
 ) -> Path:
-    """Writes one self-contained page of groups and returns its path; the file is replaced whole."""
+    """Writes the page of ``rollouts_html`` and returns its path; the file is replaced whole."""
+    return write_page(path, rollouts_html(groups, speaker, title=title, facts=facts))
+
+
+def write_page(path: str | Path, page: str) -> Path:
+    """Writes a page so that a reader sees the old one or the new one, never a part; returns its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    page = rollouts_html(groups, tokenizer, title=title, facts=facts)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.write_text(page, encoding="utf-8", errors="replace")
     temporary.replace(target)
@@ -104,7 +119,7 @@ def write_html(
 
 def rollouts_html(
     groups: Iterable[EpisodeGroup],
-    tokenizer: Tokenizer,
+    speaker: Tokenizer | ChatRenderer,
     *,
     title: str = "Rollouts",
     facts: Mapping[str, object] | None = None,
@@ -113,66 +128,29 @@ def rollouts_html(
 
     Args:
         groups: scored groups.
-        tokenizer: the one their ids belong to.
+        speaker: the environment's renderer, or the tokenizer that the ids belong to.
         title: heading of the page.
         facts: more label and value pairs for its head.
 
     Raises:
         ConfigError: a group's ids are another tokenizer's.
     """
+    tokenizer = speaker.tokenizer if isinstance(speaker, ChatRenderer) else speaker
     pieces = pieces_of(tokenizer)
-    sections: list[str] = []
-    returns: list[float] = []
+    shown = []
     for group in groups:
         if group.tokenizer_fingerprint != tokenizer.fingerprint:
             raise ConfigError(
                 f"group {group.number} holds ids of tokenizer {group.tokenizer_fingerprint[:15]}, "
                 f"{tokenizer.name} is {tokenizer.fingerprint[:15]}: give the tokenizer it was played with"
             )
-        name = f"{group.env} · group {group.number} · version {group.policy_version}"
-        sections.append(render_group(group.to_wire(), pieces, title=name, open=not sections))
-        returns.extend(episode.episode_return for episode in group.episodes)
-    shown: dict[str, object] = {
-        "groups": len(sections),
-        "episodes": len(returns),
-        "tokenizer": tokenizer.name,
-    }
-    if returns:
-        shown["mean return"] = f"{sum(returns) / len(returns):.3f}"
-    return render_page(title, sections, facts={**shown, **(facts or {})})
+        sources = sources_of(group, speaker)
+        shown.append(show_group(group, pieces, tokenizer=tokenizer.name, sources=sources))
+    return render_page(title, numbered(shown), facts=facts)
 
 
-def pieces_of(tokenizer: Tokenizer) -> Pieces:
-    """Returns how a tokenizer's ids are shown: control ids by name, ids without text by number.
-
-    Example:
-        >>> from atropos_gym import load_tokenizer
-        >>> pieces = pieces_of(load_tokenizer("bytes"))
-        >>> pieces.control(258), pieces.control(104)
-        ('<end>', None)
-    """
-
-    @cache
-    def control(id_: int) -> str | None:
-        if isinstance(tokenizer, BytesTokenizer):
-            return _BYTES_NAMES.get(id_) or (None if id_ < 256 else f"<{id_}>")
-        text = tokenizer.decode([id_])
-        if not text:
-            return f"<{id_}>"
-        # encode() gives no control id whatever the text, so what it does not give back is one. Pieces that
-        # look like words are not asked: SentencePiece encodes them differently alone.
-        looks_like_markup = text[0] in "<[" or text[-1] in ">]"
-        return text if looks_like_markup and id_ not in tokenizer.encode(text) else None
-
-    return Pieces(decode=lambda ids: tokenizer.decode(list(ids)), control=control)
-
-
-_BYTES_NAMES = {
-    BytesTokenizer.PAD: "<pad>",
-    BytesTokenizer.BOS: "<bos>",
-    BytesTokenizer.END: "<end>",
-    BytesTokenizer.SYSTEM: "<system>",
-    BytesTokenizer.USER: "<user>",
-    BytesTokenizer.ASSISTANT: "<assistant>",
-    BytesTokenizer.TOOL: "<tool>",
-}
+def _plain(value: Any) -> Any:
+    """Returns what a wrapper put into ``info`` as JSON has it."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")

@@ -1,0 +1,154 @@
+"use strict";
+// Draws the episodes that the page holds as data: a page of groups at a time, an episode's ids when it opens.
+(() => {
+  const PER_PAGE = 25;  // groups
+  const $ = (id) => document.getElementById(id);
+  const groups = JSON.parse($("data").textContent);
+  const list = $("list"), about = $("about");
+  const all = groups.flatMap((group) => group.episodes);
+  const byNumber = new Map(all.map((episode) => [episode.number, episode]));
+  let page = 0, shown = groups;
+
+  const ENTITIES = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#x27;": "'" };
+  // Attributes hold no ">": every text of the page is escaped.
+  const plain = (html) => html.replace(/<[^>]*>/g, "").replace(/&[^;]+;/g, (entity) => ENTITIES[entity] ?? entity);
+  const text = (episode) => (episode.text ??= plain(`${episode.head}\n${episode.body}`).replaceAll("⏎\n", "\n").toLowerCase());
+
+  function matches(episode) {
+    const wanted = $("find").value.toLowerCase();
+    if ($("invalid").checked && !episode.invalid) return false;
+    if ($("outcome").value !== "" && episode.solved !== +$("outcome").value) return false;
+    return !wanted || text(episode).includes(wanted);
+  }
+
+  function filter() {
+    shown = groups.map((group) => ({ ...group, found: group.episodes.filter(matches) })).filter((group) => group.found.length);
+    const found = shown.reduce((sum, group) => sum + group.found.length, 0);
+    $("count").textContent = found === all.length ? `${all.length} episodes` : `${found} of ${all.length} episodes`;
+    page = 0;
+    draw();
+  }
+
+  function draw() {
+    const part = shown.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
+    list.replaceChildren(...part.map(article));
+    const pages = Math.ceil(shown.length / PER_PAGE);
+    $("pages").hidden = pages < 2;
+    $("where").textContent = `page ${page + 1} of ${pages}`;
+    $("back").disabled = page === 0;
+    $("on").disabled = page >= pages - 1;
+    about.hidden = true;
+  }
+
+  function article(group) {
+    const box = document.createElement("article");
+    box.className = "group";
+    box.innerHTML = group.head;
+    for (const episode of group.found) {
+      const details = document.createElement("details");
+      details.className = "episode";
+      details.id = `e${episode.number}`;
+      details.innerHTML = `<summary>${episode.head}</summary>`;
+      details.addEventListener("toggle", () => { if (details.open) fill(details); });
+      box.append(details);
+    }
+    return box;
+  }
+
+  function fill(details) {
+    if (details.children.length > 1) return;
+    const body = document.createElement("div");
+    body.innerHTML = byNumber.get(+details.id.slice(1)).body;
+    for (const pre of body.querySelectorAll("pre")) { pre.tabIndex = 0; pre.setAttribute("aria-label", "ids; arrow keys go through them"); }
+    details.append(body);
+  }
+
+  // What is known of one id, said at the foot of the page.
+  const SOURCES = { t: "template", m: "message", s: "sampled", u: "prompt" };
+  let current = null;
+
+  function tell(id) {
+    current?.classList.remove("at");
+    current = id;
+    if (!id) { about.hidden = true; return; }
+    id.classList.add("at");
+    const pre = id.parentElement;
+    let position = +pre.dataset.at;
+    for (const other of pre.children) { if (other === id) break; position += other.dataset.i?.split(" ").length ?? 0; }
+    const ids = id.dataset.i.split(" "), logprobs = id.dataset.l?.split(" "), advantages = id.dataset.a?.split(" ");
+    const source = SOURCES[[...id.classList].find((name) => SOURCES[name])];
+    const where = pre.closest("section").querySelector("h5").firstChild.textContent;
+    about.replaceChildren(...ids.map((number, index) => {
+      const line = document.createElement("div");
+      const add = (label, value) => { const item = document.createElement("div"); const dim = document.createElement("span"); dim.textContent = label + " "; item.append(dim, value); line.append(item); };
+      const piece = document.createElement("code");
+      piece.textContent = id.textContent.replaceAll("⏎\n", "⏎") + (ids.length > 1 ? ` (${index + 1} of ${ids.length})` : "");
+      line.append(piece);
+      add("id", number);
+      add("position", position + index);
+      add("in", where);
+      add("from", source);
+      add("", id.classList.contains("y") ? "trained" : "not trained");
+      if (logprobs) { add("logprob", logprobs[index].replace("-", "−")); add("p", Math.exp(+logprobs[index]).toPrecision(3)); }
+      if (advantages) add("advantage", advantages[index].replace("-", "−"));
+      return line;
+    }));
+    about.hidden = false;
+  }
+
+  const idOf = (event) => event.target.closest?.("pre b");
+  list.addEventListener("mouseover", (event) => { const id = idOf(event); if (id) tell(id); });
+  list.addEventListener("click", (event) => { const id = idOf(event); if (id) tell(id); });
+  list.addEventListener("focusin", (event) => { if (event.target.matches("pre") && event.target !== current?.parentElement) tell(event.target.querySelector("b")); });
+  list.addEventListener("keydown", (event) => {
+    if (!event.target.matches("pre") || !current) return;
+    const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = current[step];
+    if (next) { tell(next); next.scrollIntoView({ block: "nearest" }); }
+  });
+
+  // Keys: / finds, j and k go through the episodes, Escape closes what is told of an id.
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { tell(null); if (event.target.matches("input")) event.target.blur(); return; }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input[type=search],select")) return;
+    if (event.key === "/") { event.preventDefault(); $("find").focus(); }
+    if (event.key === "j" || event.key === "k") {
+      const heads = [...list.querySelectorAll("summary")];
+      const here = heads.indexOf(document.activeElement.closest("details.episode")?.querySelector("summary"));
+      const next = heads[Math.min(heads.length - 1, Math.max(0, here + (event.key === "j" ? 1 : -1)))];
+      if (next) { next.focus(); next.scrollIntoView({ block: "nearest" }); }
+    }
+  });
+
+  function go() {
+    const number = +(/^#e(\d+)$/.exec(location.hash)?.[1] ?? NaN);
+    const at = shown.findIndex((group) => group.found.includes(byNumber.get(number)));
+    if (at < 0) return false;
+    page = Math.floor(at / PER_PAGE);
+    draw();
+    const details = $(`e${number}`);
+    details.open = true;
+    fill(details);
+    details.scrollIntoView();
+    return true;
+  }
+
+  const toggle = (box, name) => $(box).addEventListener("change", () => document.body.classList.toggle(name, $(box).checked));
+  toggle("trained", "only-trained");
+  toggle("ids", "show-ids");
+  let waiting;
+  $("find").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(filter, 150); });
+  $("invalid").addEventListener("change", filter);
+  $("outcome").addEventListener("change", filter);
+  document.querySelector(".bar").addEventListener("submit", (event) => event.preventDefault());
+  $("back").addEventListener("click", () => { page -= 1; draw(); scrollTo(0, 0); });
+  $("on").addEventListener("click", () => { page += 1; draw(); scrollTo(0, 0); });
+  addEventListener("hashchange", go);
+  // On paper nothing can be opened.
+  addEventListener("beforeprint", () => list.querySelectorAll("details").forEach((details) => { details.open = true; fill(details); }));
+
+  filter();
+  if (!go() && all.length) { const first = $(`e${all[0].number}`); first.open = true; fill(first); }
+})();
