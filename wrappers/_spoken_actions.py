@@ -102,6 +102,13 @@ class SpokenActions:
         )
         self._choices: dict[tuple[int, ...] | None, Choice] = {}
 
+    def in_dialect(self, dialect: str | None) -> SpokenActions:
+        """Returns the same actions as calls in another dialect; None leaves the one they have."""
+        if dialect is None:
+            return self
+        how = {**self._how, "dialect": dialect}
+        return SpokenActions(self.space, self.format, **how)
+
     @property
     def discrete(self) -> bool:
         """Whether actions are words of a ``Discrete`` space; only these can be masked."""

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
 
+from atropos_gym._checks import finite_reward
 from atropos_gym.errors import ConfigError
 from atropos_gym.messages import Feedback, Message, Reply
 from atropos_gym.parsing import ParsedAction
@@ -134,12 +135,15 @@ class GymTextEnv(TextEnv):
         self.on_invalid = on_invalid
         self.invalid_reward = float(invalid_reward)
         self._parse = parse
-        self._actions = self._speak_actions(names, keywords.get("renderer"))
+        self._actions = self._speak_actions(names)
         own_limit = self.max_turns or limit or _DEFAULT_MAX_TURNS
+        asked = {key: value for key, value in keywords.items() if value is not None}
         super().__init__(
             max_turns=own_limit if max_turns is None else max_turns,
-            **{**self._limits(system_prompt or ""), **keywords},
+            **{**self._limits(system_prompt or ""), **asked},
         )
+        if self._actions is not None and self.format == "tool_call":  # as the model's template writes calls
+            self._actions = self._actions.in_dialect(getattr(self.renderer, "tool_dialect", None))
         self.answers = None if parse is not None or self._actions is None else self._actions.answers
         self._opening = self._join_system(system_prompt)
         self._seed: int | None = None
@@ -165,7 +169,7 @@ class GymTextEnv(TextEnv):
             )
         return simulator, None if simulator.spec is None else simulator.spec.max_episode_steps
 
-    def _speak_actions(self, names: Any, renderer: Any) -> SpokenActions | None:
+    def _speak_actions(self, names: Any) -> SpokenActions | None:
         """Returns how actions are said; None where ``parse`` reads a space that no format can write."""
         space = self.simulator.action_space
         discrete = isinstance(space, Discrete)
@@ -215,7 +219,7 @@ class GymTextEnv(TextEnv):
         if not action.valid:
             return self._refuse(str(action.reason))
         observation, gain, terminated, truncated, info = self.simulator.step(action.value)
-        reward = float(gain)
+        reward = finite_reward(gain, type(self.simulator.unwrapped).__name__)
         if not (terminated or truncated):
             # What is known where this turn is the last one that max_turns allows.
             self._solved = self.describer.success(observation, reward, False)

@@ -22,6 +22,9 @@ MAX_NUMBERS = 1024
 _NUMBER_CHARS = 12
 """Most characters of a number with four digits and the blank or comma after it: ``-1.234e-05, ``."""
 
+_LEAD = "Observation"
+"""What stands before values that have no name of their own."""
+
 _TEXT_CHARS = 256
 """Assumed for texts whose space names no length."""
 
@@ -66,7 +69,7 @@ class SpaceDescriber(Describer):
                 f"an observation of {self._name} has {numbers} numbers, more than {MAX_NUMBERS}: give "
                 f"describe=, a function from its observation to text, or make it with render_mode='ansi'"
             )
-        self.max_chars = chars + sum(len(name) + 3 for name, _ in self._parts)
+        self.max_chars = chars + sum(len((name or _LEAD).encode()) + 3 for name, _ in self._parts)
         self._texts: dict[Any, str] | None = {} if isinstance(space, spaces.Discrete) else None
 
     @staticmethod
@@ -98,7 +101,7 @@ class SpaceDescriber(Describer):
             if isinstance(value, str):
                 lines.append(f"{name}: {value}" if name else value)
             else:
-                lines.append(f"{name or 'Observation'}: {_lines(value)}")
+                lines.append(f"{name or _LEAD}: {_lines(value)}")
         return "\n".join(lines)
 
 
@@ -118,7 +121,7 @@ class TerseSpaceDescriber(SpaceDescriber):
 
     def _say(self, observation: Any) -> str:
         text = super()._say(observation)
-        return text.removeprefix("Observation: ") if not self._parts[0][0] else text
+        return text.removeprefix(f"{_LEAD}: ") if not self._parts[0][0] else text
 
 
 class _Unspoken(Exception):
