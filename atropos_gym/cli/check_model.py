@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from atropos_gym.cli.command import Command
+from atropos_gym.cli.command import Command, pairs
 from atropos_gym.cli.models import find_model
 from atropos_gym.errors import ConfigError, MissingData, TemplateError
 from atropos_gym.rendering import ChatRenderer
@@ -38,7 +38,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 def run(command: Command) -> int:
     """Prints the findings and returns 0, or 1 where training would be wrong."""
     report = _check(command)
-    if command.json:
+    if command.options["json"]:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
         return 0 if report.ok else 1
     console = Console(highlight=False)
@@ -68,17 +68,18 @@ def _check(command: Command) -> ModelReport:
         MissingData: no such model, or no such template file.
         ConfigError: an option that cannot be used.
     """
-    config = command.config
-    tokenizer = load_tokenizer(find_model(command.target), rows=config.rows)
+    options = command.options
+    variables = pairs("--template-kwarg", options["template_kwarg"])
+    tokenizer = load_tokenizer(find_model(command.target), rows=options["rows"])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is warned of is a finding
             renderer = ChatRenderer(
                 tokenizer,
-                template=None if config.template is None else _read(config.template),
-                template_kwargs=config.template_kwargs,
-                stop_ids=config.stop_ids,
-                past=config.past,
+                template=None if options["template"] is None else _read(options["template"]),
+                template_kwargs=variables,
+                stop_ids=options["stop_id"],
+                past=options["past"],
             )
     except TemplateError as error:
         return refusal(tokenizer, error)

@@ -18,7 +18,7 @@ from atropos_gym import __version__
 from atropos_gym.cli.config import VERBS, Config, nearest, resolve
 from atropos_gym.errors import ConfigError
 
-__all__ = ["Command", "parse"]
+__all__ = ["Command", "pairs", "parse"]
 
 #: What some verbs are about: a word that is no flag, and what ``--help`` says of it.
 TARGETS = {
@@ -33,6 +33,32 @@ TARGETS = {
 
 #: Options of some verbs that are no settings of a run, with what argparse is told of each.
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "check-model": {
+        "template": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "Jinja template in place of the tokenizer's own",
+        },
+        "template_kwarg": {
+            "action": "append",
+            "default": [],
+            "metavar": "KEY=VALUE",
+            "help": "a variable of the template, such as enable_thinking=false; as often as needed",
+        },
+        "stop_id": {
+            "action": "append",
+            "type": int,
+            "metavar": "ID",
+            "help": "an id that ends a turn, as often as needed [those of model and template]",
+        },
+        "past": {
+            "choices": ("append", "template"),
+            "default": "append",
+            "help": "earlier turns stay as sampled, or the template writes them anew each turn [append]",
+        },
+        "rows": {"type": int, "metavar": "N", "help": "rows of the model's embedding [its config.json's]"},
+        "json": {"action": "store_true", "help": "print JSON for programs in place of the table"},
+    },
     "play": {
         "tokenizer": {"metavar": "NAME", "help": "tokenizer by name or folder [bytes]"},
         "show_ids": {"action": "store_true", "help": "print every id: its piece, and who put it there"},
@@ -59,7 +85,6 @@ class Command:
         resume: ``train``: the run's folder to go on with.
         given: names of the fields that were given as flags.
         target: the word that is no flag, such as the model of ``check-model``.
-        json: print JSON for programs in place of a table.
         options: by name, those of ``OPTIONS``.
     """
 
@@ -69,7 +94,6 @@ class Command:
     resume: Path | None = None
     given: frozenset[str] = frozenset()
     target: str = ""
-    json: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,7 +137,6 @@ def parse(words: Sequence[str]) -> Command | None:
         spoken.dry_run,
         given=frozenset(flags),
         target=spoken.target,
-        json=spoken.json,
         options={name: getattr(spoken, f"option_{name}") for name in OPTIONS.get(spoken.verb, ())},
     )
 
@@ -150,8 +173,6 @@ def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
     for name, settings in OPTIONS.get(verb, {}).items():
         flags = ["-o", "--out"] if name == "out" else [_flag(name)]
         sub.add_argument(*flags, dest=f"option_{name}", **settings)
-    if verb == "check-model":
-        sub.add_argument("--json", action="store_true", help="print JSON for programs in place of the table")
     if Config.reads(verb):
         sub.add_argument(
             "--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it"
@@ -164,7 +185,7 @@ def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
         sub.add_argument(
             "--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x"
         )
-    sub.set_defaults(dry_run=False, config=None, target="", json=False)
+    sub.set_defaults(dry_run=False, config=None, target="")
 
 
 def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -176,22 +197,16 @@ def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
         group = sections[about["section"]]
         field = Config.model_fields[name]
         text = about["description"].replace("%", "%%")
-        if _repeats(name):
-            metavar = "KEY=VALUE" if isinstance(field.default, dict) else "ID"
-            group.add_argument(_flag(name), action="append", dest=name, metavar=metavar, help=text)
+        if name == "env_args":
+            group.add_argument("--env-arg", action="append", dest=name, metavar="KEY=VALUE", help=text)
         elif field.annotation is bool:
             group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             group.add_argument(_flag(name), metavar=_metavar(name), help=f"{text} [{_shown(field.default)}]")
 
 
-def _repeats(name: str) -> bool:
-    """Whether a field holds several values, one flag each."""
-    return name in ("env_args", "template_kwargs", "stop_ids")
-
-
 def _flag(name: str) -> str:
-    return f"--{(name.removesuffix('s') if _repeats(name) else name).replace('_', '-')}"
+    return "--env-arg" if name == "env_args" else f"--{name.replace('_', '-')}"
 
 
 def _metavar(name: str) -> str:
@@ -209,16 +224,29 @@ def _shown(default: Any) -> str:
 
 
 def _flags(spoken: argparse.Namespace) -> dict[str, Any]:
-    """The fields that were given as flags; ``null`` is None, the values of KEY=VALUE are read as YAML."""
+    """The fields that were given as flags; ``null`` is None, an environment's arguments are read as YAML."""
     flags: dict[str, Any] = {}
     for name, value in vars(spoken).items():
         if name not in Config.model_fields or value is None:
             continue
-        if isinstance(Config.model_fields[name].default, dict):
-            flags[name] = dict(_pair(_flag(name), word) for word in value)
+        if name == "env_args":
+            flags[name] = pairs("--env-arg", value)
         else:
             flags[name] = None if value == "null" else value
     return flags
+
+
+def pairs(flag: str, words: Sequence[str]) -> dict[str, Any]:
+    """Returns the KEY=VALUE words of a repeated flag; values are read as YAML.
+
+    Raises:
+        ConfigError: a word without a key.
+
+    Example:
+        >>> pairs("--env-arg", ["describe=terse", "size=8"])
+        {'describe': 'terse', 'size': 8}
+    """
+    return dict(_pair(flag, word) for word in words)
 
 
 def _pair(flag: str, word: str) -> tuple[str, Any]:
@@ -240,12 +268,11 @@ def _refuse(verb: str, word: str) -> NoReturn:
         )
     flag = word.split("=")[0]
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    name = f"{name}s" if _repeats(f"{name}s") else name
+    name = "env_args" if name == "env_arg" else name
     if name in Config.model_fields and verb not in Config.about(name)["verbs"]:
         others = ", ".join(Config.about(name)["verbs"])
         raise ConfigError(f"{verb} does not read {flag}; it belongs to {others}")
     known = [_flag(name) for name in Config.reads(verb)] + ["--config", "--dry-run", "--debug", "--resume"]
-    known += ["--json"] if verb == "check-model" else []
     known += map(_flag, OPTIONS.get(verb, ()))
     hint = nearest(flag, known) or f"; `atropos-gym {verb} --help` lists them"
     raise ConfigError(f"{verb}: unknown flag {flag}{hint}")

@@ -156,19 +156,6 @@ class Config(BaseModel):
     deterministic: bool = _setting(True, "evaluation", "eval")
     """Play greedily; `--no-deterministic` samples at temperature 1."""
 
-    # Chat template
-    template: Path | None = _setting(None, "chat template", "check-model")
-    """File with a Jinja chat template in place of the tokenizer's own."""
-    template_kwargs: dict[str, Any] = _setting({}, "chat template", "check-model")
-    """Variables of the template; on the command line one `--template-kwarg key=value` each, such as
-    enable_thinking=false."""
-    stop_ids: list[int] | None = _setting(None, "chat template", "check-model")
-    """Ids that end a turn, one `--stop-id` each; null: found in generation config, tokenizer and template."""
-    past: Literal["append", "template"] = _setting("append", "chat template", "check-model")
-    """Earlier turns stay as sampled (`append`), or the template writes them anew each turn (`template`)."""
-    rows: int | None = _setting(None, "chat template", "check-model", ge=1)
-    """Rows of the model's embedding; null: what the `config.json` beside the tokenizer says."""
-
     # Run
     name: str | None = _setting(None, "run", "train collect")
     """Name of the run's folder; null: the task's name and the next free number."""
@@ -292,7 +279,7 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
 
     Args:
         verb: the verb that will read the configuration.
-        flags: the fields given as flags; mappings such as ``env_args`` add to what file or preset say.
+        flags: the fields given as flags; ``env_args`` adds to what file or preset say.
         file: ``--config``.
 
     Raises:
@@ -308,8 +295,9 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
     values = dict(MAIN_JOB) if preset else {}
     from_file = load_yaml(file) if file is not None else {}
     values |= from_file
-    for name, value in flags.items():
-        values[name] = {**(values.get(name) or {}), **value} if isinstance(value, dict) else value
+    values |= {name: value for name, value in flags.items() if name != "env_args"}
+    if "env_args" in flags:
+        values["env_args"] = {**(values.get("env_args") or {}), **flags["env_args"]}
     if preset and "server" in flags:
         values["own_server"] = False
     try:

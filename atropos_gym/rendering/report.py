@@ -173,7 +173,7 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         found["tool"] = {"refused": reason}
     end = renderer.say("x")[-1:]
     bridge_text = shown(renderer, dialect, renderer.bridge(end, [{"role": "user", "content": "…"}]))
-    cut = try_cut(renderer)
+    cut = try_cut(renderer, found["user"]["close"])
     return {
         "family": _family(found["head"], hf is None),
         "foreign_tokens": _foreign(renderer.tokenizer, found["head"] + bridge_text),
@@ -193,7 +193,7 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         "cut_turn": {**cut, "text": shown(renderer, dialect, cut["supplied"] or [])},
         "control_text": try_control_text(renderer, dialect, found["takes_tools"]),
         "random_turns": try_random_turns(renderer),
-        "canonical": try_canonical(renderer),
+        "canonical": try_canonical(renderer, found["user"]["close"]),
         "decoding": try_decoding(renderer),
         "sizes": _sizes(renderer.tokenizer),
         "bos": _bos(renderer),

