@@ -126,12 +126,13 @@ class _Game:
         if info.get("legal_actions"):
             facts.append((f"legal: {', '.join(map(str, info['legal_actions']))}", ""))
         self.say(f"your turn · {self._transcript.facts(facts)}")
-        lines = [input("> ")]
+        typed = sys.stdin.isatty()
+        lines = [input("> " if typed else "")]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(input("  "))
-        if not sys.stdin.isatty():  # nobody saw it being typed
-            self.say("\n  ".join(lines))
+            lines.append(input("  " if typed else ""))
+        if not typed:  # nobody saw it
+            self.say("> " + "\n  ".join(lines))
         ids = self._env.renderer.say("\n".join(lines))
         return ids[:limit], len(ids) > limit
 

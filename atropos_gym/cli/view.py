@@ -52,7 +52,7 @@ def _write(path: Path, groups: Iterable[ShownGroup], options: Mapping[str, Any])
     if target.exists() and target.samefile(path):
         raise ConfigError(f"-o {target} is the file that is shown; name another one")
     try:
-        write_page(target, render_page(path.stem, groups))
+        write_page(target, render_page(path.name, groups))
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}; choose another with -o") from None
     print(target)

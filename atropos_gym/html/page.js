@@ -27,6 +27,7 @@
     $("count").textContent = found === all.length ? `${all.length} episodes` : `${found} of ${all.length} episodes`;
     page = 0;
     draw();
+    mark();
   }
 
   function draw() {
@@ -37,8 +38,12 @@
     $("where").textContent = `page ${page + 1} of ${pages}`;
     $("back").disabled = page === 0;
     $("on").disabled = page >= pages - 1;
-    about.hidden = true;
+    tell(null);
+    const first = list.querySelector("details");
+    if (first) open(first);
   }
+
+  function open(details) { details.open = true; fill(details); }
 
   function article(group) {
     const box = document.createElement("article");
@@ -49,7 +54,7 @@
       details.className = "episode";
       details.id = `e${episode.number}`;
       details.innerHTML = `<summary>${episode.head}</summary>`;
-      details.addEventListener("toggle", () => { if (details.open) fill(details); });
+      details.addEventListener("toggle", () => { if (details.open) { fill(details); mark(); } });
       box.append(details);
     }
     return box;
@@ -61,6 +66,32 @@
     body.innerHTML = byNumber.get(+details.id.slice(1)).body;
     for (const pre of body.querySelectorAll("pre")) { pre.tabIndex = 0; pre.setAttribute("aria-label", "ids; arrow keys go through them"); }
     details.append(body);
+  }
+
+  // Marks what was searched for in the episodes that are open; a text may run over many ids.
+  function mark() {
+    if (!globalThis.Highlight) return;
+    const wanted = $("find").value.toLowerCase();
+    const found = new Highlight();
+    for (const pre of wanted ? list.querySelectorAll("details[open] pre") : []) {
+      const places = [];  // of each character: its node and offset
+      let said = "";
+      for (const id of pre.children) {
+        const node = id.firstChild;
+        for (let at = 0; node && at < node.data.length; at++) {
+          if (node.data[at] === "⏎" && node.data[at + 1] === "\n") continue;
+          said += node.data[at].toLowerCase()[0];
+          places.push([node, at]);
+        }
+      }
+      for (let at = said.indexOf(wanted); at >= 0; at = said.indexOf(wanted, at + wanted.length)) {
+        const range = new Range(), [last, end] = places[at + wanted.length - 1];
+        range.setStart(...places[at]);
+        range.setEnd(last, end + 1);
+        found.add(range);
+      }
+    }
+    CSS.highlights.set("found", found);
   }
 
   // What is known of one id, said at the foot of the page.
@@ -77,7 +108,7 @@
     for (const other of pre.children) { if (other === id) break; position += other.dataset.i?.split(" ").length ?? 0; }
     const ids = id.dataset.i.split(" "), logprobs = id.dataset.l?.split(" "), advantages = id.dataset.a?.split(" ");
     const source = SOURCES[[...id.classList].find((name) => SOURCES[name])];
-    const where = pre.closest("section").querySelector("h5").firstChild.textContent;
+    const where = pre.closest("section").querySelector(".name").textContent;
     about.replaceChildren(...ids.map((number, index) => {
       const line = document.createElement("div");
       const add = (label, value) => { const item = document.createElement("div"); const dim = document.createElement("span"); dim.textContent = label + " "; item.append(dim, value); line.append(item); };
@@ -129,8 +160,7 @@
     page = Math.floor(at / PER_PAGE);
     draw();
     const details = $(`e${number}`);
-    details.open = true;
-    fill(details);
+    open(details);
     details.scrollIntoView();
     return true;
   }
@@ -147,8 +177,8 @@
   $("on").addEventListener("click", () => { page += 1; draw(); scrollTo(0, 0); });
   addEventListener("hashchange", go);
   // On paper nothing can be opened.
-  addEventListener("beforeprint", () => list.querySelectorAll("details").forEach((details) => { details.open = true; fill(details); }));
+  addEventListener("beforeprint", () => list.querySelectorAll("details").forEach(open));
 
   filter();
-  if (!go() && all.length) { const first = $(`e${all[0].number}`); first.open = true; fill(first); }
+  go();
 })();

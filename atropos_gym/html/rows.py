@@ -70,10 +70,10 @@ def _stretch(row: ShownRow, stretch: Stretch, pieces: Pieces, turn: int) -> str:
     count = stretch.end - stretch.start
     size = f'<span class="n">{count} {"id" if count == 1 else "ids"}</span>'
     if stretch.turn is not None:
-        head = f"turn {turn}{chips(turn_facts(stretch.turn))}"
+        head = _name(f"turn {turn}") + chips(turn_facts(stretch.turn))
         kind = "turn bad" if stretch.turn.invalid else "turn"
     else:
-        head, kind = stretch.kind, "context"
+        head, kind = _name(stretch.kind), "context"
     ids = "".join(_runs(row, stretch, pieces)) or '<i class="none">nothing was sampled</i>'
     return (
         f'<section class="{kind}"><h5>{head}{size}</h5><pre data-at="{stretch.start}">{ids}</pre></section>'
@@ -131,8 +131,12 @@ def _message(message: Mapping[str, Any], label: str) -> str:
     content = message.get("content")
     said = content if isinstance(content, str) else repr(content)
     role = escape(visible(str(message.get("role", "?"))))
-    head = f'<h5>{role}<span class="n">{label}</span></h5>'
+    head = f'<h5>{_name(role)}<span class="n">{label}</span></h5>'
     return f'<section class="said">{head}<p>{escape(visible(said))}</p></section>'
+
+
+def _name(name: str) -> str:
+    return f'<span class="name">{name}</span>'
 
 
 def _size(row: ShownRow) -> str:

@@ -26,13 +26,19 @@ def row_sources(episode: Episode, renderer: ChatRenderer) -> list[list[Source] |
         renderer: the environment's.
     """
     found: list[list[Source] | None] = []
-    # What stands before the newest message where each turn is a segment of its own.
-    standing = _before_reply(episode.rows[0].messages)[:-1] if episode.rows else []
+    # Where each turn is a segment of its own, the first messages of the last fresh start stand before it.
+    start: list[Message] = []
     earlier: list[Message] = []
-    for number, row in enumerate(episode.rows):
-        openings = [[], standing, earlier] if number else [[]]
-        found.append(next(filter(None, (_explain(row, opening, renderer) for opening in openings)), None))
-        earlier = [*earlier, *row.messages]
+    for row in episode.rows:
+        standing = [start[:length] for length in range(len(start) - 1, 0, -1)]
+        for opening in ([], *standing, earlier):
+            sources = _explain(row, opening, renderer)
+            if sources is not None:
+                break
+        if not opening:
+            start = _before_reply(row.messages)
+        found.append(sources)
+        earlier += row.messages
     return found
 
 
