@@ -9,6 +9,7 @@ so far. What was sampled is decoded and never encoded again where ids only grow.
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym.messages import Feedback, Message, Reply
+from atropos_gym.messages import Feedback, Message, Reply, as_messages
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.text_env import TextEnv
 from tests.tools import imitation_tokenizers as imitation
@@ -78,8 +79,9 @@ class Model:
 
     def __init__(self, env: TextEnv) -> None:
         self.renderer, self.history = env.renderer, env.history
-        start = [{"role": "user", "content": "rules"}, {"role": "user", "content": "go"}]
-        self.system = [] if env.system_prompt is None else [{"role": "system", "content": env.system_prompt}]
+        start = [Message(role="user", content="rules"), Message(role="user", content="go")]
+        said = env.system_prompt
+        self.system = [] if said is None else [Message(role="system", content=said)]
         self.segment = [*self.system, *start]
         self.standing = self.segment[:-1]
 
@@ -87,9 +89,8 @@ class Model:
         """Adds a turn and what came back."""
         stops = self.renderer.stop_ids
         end = next((k for k, i in enumerate(ids) if i in stops), len(ids))
-        answer = {"role": "assistant", "content": self.renderer.tokenizer.decode(ids[:end])}
-        content = feedback.content
-        news = [{"role": "user", "content": content}] if isinstance(content, str) else list(content or [])
+        answer = Message(role="assistant", content=self.renderer.tokenizer.decode(ids[:end]))
+        news = as_messages(feedback.content)
         if feedback.restart:
             opening = [*self.system, *feedback.restart]
             self.segment = [*opening, *news]
@@ -204,6 +205,18 @@ def test_a_turn_that_ended_with_another_header_opens_a_segment() -> None:
     assert observation.tolist() == env.renderer.prompt(env.messages)
 
 
+def _watch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Tells ``note`` the arguments of every call."""
+    real = getattr(owner, name)
+
+    def watched(*arguments: Any) -> Any:
+        given_ = [argument for argument in arguments if argument is not None]  # tools are None here
+        note(*given_)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, watched)
+
+
 @pytest.mark.parametrize("name", ["bytes", "chatml", "trims", "headers"])
 def test_what_was_sampled_is_never_encoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampled text is one that no message says; in append mode no encoder ever sees it."""
@@ -211,13 +224,8 @@ def test_what_was_sampled_is_never_encoded(name: str, monkeypatch: pytest.Monkey
     env = Played(renderer=renderer)
     env.reset()
     seen: list[str] = []
-    prompt, bridge = renderer.prompt, renderer.bridge
-    monkeypatch.setattr(
-        renderer, "prompt", lambda messages, *a: (seen.append(str(messages)), prompt(messages))[1]
-    )
-    monkeypatch.setattr(
-        renderer, "bridge", lambda ids, messages, *a: (seen.append(str(messages)), bridge(ids, messages))[1]
-    )
+    for name in ("prompt", "bridge"):
+        _watch(monkeypatch, renderer, name, lambda *arguments: seen.append(str(arguments[-1])))
     env.script = [Feedback("x"), Feedback("y")]
     for _ in range(2):
         env.step(np.array([*renderer.tokenizer.encode("Zebra"), renderer.stop_ids[0]], np.int32))
@@ -248,16 +256,9 @@ def _long_episode(name: str) -> tuple[Talk, Any]:
 def test_a_late_turn_renders_its_new_text_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     env, turn = _long_episode(name)
     read: list[int] = []
-    bridge, decode = env.renderer.bridge, env.tokenizer.decode
     monkeypatch.setattr(env.renderer, "prompt", lambda *_: pytest.fail("the whole conversation was rendered"))
-    monkeypatch.setattr(
-        env.renderer,
-        "bridge",
-        lambda ids, messages, *a: (read.append(len(ids) + len(str(messages))), bridge(ids, messages))[1],
-    )
-    monkeypatch.setattr(
-        type(env.tokenizer), "decode", lambda self, ids: (read.append(len(ids)), decode(ids))[1]
-    )
+    _watch(monkeypatch, env.renderer, "bridge", lambda ids, said: read.append(len(ids) + len(str(said))))
+    _watch(monkeypatch, type(env.tokenizer), "decode", lambda _, ids: read.append(len(ids)))
     lengths = [env.step(turn)[0].size for _ in range(200)]
     assert lengths[-1] > 150 * (lengths[1] - lengths[0])  # the prompt did grow
     assert len(set(read)) == 2  # what is read in a turn did not
