@@ -1,0 +1,57 @@
+"""The format ``json``: the last top-level object of the text, prose around it allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from atropos_gym.parsing._json import JsonRead, balanced_end, read_json
+from atropos_gym.parsing._text import BLANK, TURN_MARKER
+from atropos_gym.parsing.parsed import ParsedAction, invalid
+
+__all__ = ["KEY", "read_member", "read_object"]
+
+KEY = "action"
+
+# A brace in prose, such as {6} or \boxed{hit}, begins no object; {"a", {'a', {a: and {} do, and so does a
+# brace with nothing behind it.
+_OBJECT_OR_MARKER = re.compile(
+    r"(?P<object>\{(?=\s*(?:[\"'}\u201c\u2018]|[A-Za-z_][A-Za-z0-9_]{0,63}\s{0,8}:|/[/*]|\Z)))"
+    rf"|(?P<marker>(?:{TURN_MARKER.pattern}))",
+    TURN_MARKER.flags,
+)
+
+
+def read_object(text: str, read_value: Callable[[Any], ParsedAction]) -> ParsedAction:
+    """Reads the last object; neighbours with only blanks or commas between them are a list."""
+    run: list[JsonRead] = []
+    position = 0
+    while token := _OBJECT_OR_MARKER.search(text, position):
+        if token["marker"] is not None:
+            if run:
+                break
+            position = token.end()
+            continue
+        start = token.start()
+        if text[position:start].strip(BLANK + ","):
+            run = []
+        read = read_json(text, start)
+        run.append(read)
+        end = read.end if read.complete else balanced_end(text, start)
+        if end is None or read.flaw == "cut_off":
+            break
+        position = end
+    if not run:
+        return invalid("no_container")
+    results = [read_member(read, read_value) for read in run]
+    return results[-1] if all(result == results[-1] for result in results) else invalid("several_actions")
+
+
+def read_member(read: JsonRead, read_value: Callable[[Any], ParsedAction]) -> ParsedAction:
+    """Reads the value under the key ``action`` of one object."""
+    if read.flaw is not None:
+        return invalid(read.flaw)
+    if not isinstance(read.value, dict) or KEY not in read.value:
+        return invalid("no_container")
+    return read_value(read.value[KEY])
