@@ -114,9 +114,7 @@ class FileOfGroups:
         if "tokens" in value:
             return self._wire(ScoredDataGroup.model_validate(value))
         keys = ", ".join(list(value)[:6]) or "nothing"
-        raise ConfigError(
-            f"neither `episodes` (as collect writes) nor `tokens` (the wire) in it; keys: {keys}"
-        )
+        raise ConfigError(f"it has neither `episodes` (by collect) nor `tokens` (the wire), but {keys}")
 
     def _played(self, value: dict[str, Any]) -> ShownGroup:
         extras = split_extras(value)
