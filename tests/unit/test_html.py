@@ -1,4 +1,4 @@
-"""The HTML of ids: who put each there, how likely it was, and nothing that a browser would take for markup."""
+"""The HTML of ids: who put each there, how likely it was, and nothing that a browser takes for markup."""
 
 from __future__ import annotations
 
@@ -327,16 +327,12 @@ def test_a_page_of_nothing_is_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "evil",
-    ["</pre><script>alert('x')</script>", "<!--<script>", "</SCRIPT >", '"><img src=x onerror=alert(1)>'],
+        "evil",
+    ["</pre><script>alert('x')</script>", "<!--<script>", "</SCRIPT >", '"><img src=x onerror=alert(1)>'],,
 )
 def test_nothing_that_was_said_becomes_markup(evil: str) -> None:
     page = render_page(evil, [group(evil, env=evil)], facts={evil: evil})
-    assert Ids(page).tags <= {
-        "html", "head", "meta", "title", "style", "body", "main", "header", "h1", "dl", "div", "dt", "dd", "p",
-        "b", "span", "form", "input", "select", "option", "label", "output", "nav", "button", "noscript", "code",
-        "kbd", "aside", "script",
-    }  # fmt: skip
+    assert Ids(page).tags == Ids(render_page("", [], facts={"a": "b"})).tags
     assert page.count("<script") == 2
     episode = data_of(page)[0]["episodes"][0]
     assert Ids(episode["head"] + episode["body"]).tags <= {"a", "span", "section", "h5", "pre", "b", "p"}

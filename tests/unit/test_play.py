@@ -187,10 +187,8 @@ def test_an_argument_of_the_environment(play: Play) -> None:
     assert "does not take the argument 'colour'" in err
 
 
-def test_another_tokenizer_that_is_not_there(play: Play) -> None:
-    code, _, err = play("", "--tokenizer", "./nowhere")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "./nowhere" in err
+def test_the_tokenizer_is_said(play: Play) -> None:
+    assert play("", "--tokenizer", "bytes")[1].startswith("guess_task:Guess · tokenizer bytes\n")
 
 
 def test_an_environment_that_breaks_its_ids_is_found_out(play: Play) -> None:

@@ -268,7 +268,7 @@ def test_a_cut_last_line_costs_that_line(file: Path, view: View) -> None:
     assert code == 0
     assert out.count("Countdown · group") == 2
     assert err.startswith(
-        "atropos-gym: games.jsonl: line 3 is not JSON (the file ends in it: its writer was cut off)"
+        "atropos-gym: games.jsonl: line 3 is not JSON (the file ends in it: its writer was cut"
     )
     assert err.count("\n") == 1
 
@@ -282,14 +282,14 @@ def test_a_cut_last_line_costs_that_line(file: Path, view: View) -> None:
         ("7", "line 2 is left out: a group is a JSON object, this is a int"),
         (
             '{"a": 1, "b": 2}',
-            "it has neither `episodes` (as collect writes) nor `tokens` (the wire), but a, b",
+            "it has neither `episodes` (by collect) nor `tokens` (the wire), but a, b",
         ),
         ('{"episodes": [{}]}', "line 2 is left out"),
         ('{"episodes": 3}', "line 2 is left out"),
         ('{"tokens": [[1]], "masks": [[1]]}', "line 2 is no group of the wire: scores: "),
         (
             '{"tokens": [["x"]], "masks": [[1]], "scores": [1]}',
-            "line 2 is no group of the wire: tokens.0.0: ",
+            "is no group of the wire: tokens.0.0: ",
         ),
         ('{"tokens": [[1, 2]], "masks": [[1]], "scores": [1]}', "line 2 is no group of the wire"),
     ],
