@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from atropos_gym._checks import finite_reward
 from atropos_gym.errors import ConfigError
 from atropos_gym.messages import Feedback, Message, Reply
-from atropos_gym.parsing import ParsedAction
+from atropos_gym.parsing import REASONS, ParsedAction
 from atropos_gym.text_env import TextEnv
 from atropos_gym.wrappers._simulators import make_simulator
 from atropos_gym.wrappers._spoken_actions import Choice, SpokenActions, default_format
@@ -27,23 +27,14 @@ _TURN_TOKENS = 64
 _PROMPT_TOKENS = 1024
 _FEEDBACK_TOKENS = 256
 
-_WHY_INVALID = {
-    "no_container": "it has no action in the form asked for",
-    "cut_off": "it was cut off",
-    "unclosed_think": "its thinking was not closed",
-    "no_thinking": "it did not think first",
-    "thinking_forbidden": "it was to be without thinking",
-    "thinking_too_long": "its thinking was too long",
-    "not_an_action": "it names no action",
-    "several_actions": "it names several actions",
-    "conflict": "its number and its word differ",
-    "out_of_range": "there is no action of that number",
-    "not_legal": "that action is not possible now",
-    "bad_json": "its JSON cannot be read",
-    "wrong_shape": "its action has another form",
-    "not_finite": "one of its numbers is not finite",
-    "too_long": "it is too long",
-}
+_WHY_INVALID: dict[str, str] = dict(
+    [
+        *REASONS.items(),
+        ("no_thinking", "it did not think first"),
+        ("thinking_forbidden", "it was to be without thinking"),
+        ("thinking_too_long", "its thinking was too long"),
+    ]
+)
 _WHY_CHARS = 96
 """Room for the sentence that says why a reply was invalid."""
 
@@ -100,8 +91,8 @@ class GymTextEnv(TextEnv):
         >>> swing = GymTextEnv("Pendulum-v1")
         >>> _ = swing.reset(seed=0)
         >>> print(swing.messages[-1]["content"])
-        cosine of the angle: 0.6521, sine of the angle: 0.7581, angular velocity: -0.4605
-        Answer with a list of 1 number from -2 to 2, in brackets.
+        cosine of the angle: 0.652, sine of the angle: 0.7582, angular velocity: -0.4604
+        Answer with a list of 1 number, from -2 to 2, in brackets.
     """
 
     #: 0: the simulator's own limit where one is known, else 100.
@@ -142,7 +133,7 @@ class GymTextEnv(TextEnv):
             max_turns=own_limit if max_turns is None else max_turns,
             **{**self._limits(system_prompt or ""), **asked},
         )
-        if self._actions is not None and self.format == "tool_call":  # as the model's template writes calls
+        if self._actions is not None:  # calls are written as the model's template writes them
             self._actions = self._actions.in_dialect(getattr(self.renderer, "tool_dialect", None))
         self.answers = None if parse is not None or self._actions is None else self._actions.answers
         self._opening = self._join_system(system_prompt)
@@ -184,7 +175,7 @@ class GymTextEnv(TextEnv):
         """Returns the limits of ids that the class leaves open; with the bytes tokenizer a byte is an id."""
         hint = "" if self._actions is None else self._actions.choice(None).hint
         said = self.describer.max_chars + len(hint.encode()) + _WHY_CHARS if self.describer.max_chars else 0
-        rules = len(f"{system_prompt}{self.describer.rules()}".encode())
+        rules = len(f"{system_prompt}{self._said_once()}".encode())
         reply = _TURN_TOKENS if self._parse is not None or self._actions is None else self._actions.max_chars
         needed = {
             "max_turn_tokens": max(_TURN_TOKENS, reply),
@@ -193,9 +184,14 @@ class GymTextEnv(TextEnv):
         }
         return {name: getattr(self, name) or least for name, least in needed.items()}
 
+    def _said_once(self) -> str:
+        """Returns what is said once: the task, and how a tool is called."""
+        called = "" if self._actions is None or self.describer.terse else self._actions.rules()
+        return "\n\n".join(text for text in (self.describer.rules(), called) if text)
+
     def _join_system(self, system_prompt: str | None) -> list[Message]:
         """Returns what stands before the state: one system message, or none."""
-        said = "\n\n".join(text for text in (system_prompt, self.describer.rules()) if text)
+        said = "\n\n".join(text for text in (system_prompt, self._said_once()) if text)
         return [Message(role="system", content=said)] if said else []
 
     # --- what is said ---
@@ -237,8 +233,7 @@ class GymTextEnv(TextEnv):
         """Returns the state in words, and the format unless the describer is terse."""
         state = self.describer.describe(observation)
         if self._actions is not None:
-            mask = info.get("action_mask") if self._actions.discrete else None
-            self._choice = self._actions.choice(mask)
+            self._choice = self._actions.choice(info.get("action_mask"))
             if not self.describer.terse and self._parse is None:
                 state = f"{state}\n{self._choice.hint}"
         self._state = state
@@ -246,14 +241,14 @@ class GymTextEnv(TextEnv):
 
     def _read(self, content: str) -> ParsedAction:
         """Returns the action in a reply."""
-        legal = None if self._choice is None or self._choice.mask is None else self._choice.actions
         if self._parse is None:
             assert self._actions is not None  # without a format there is a parser
-            return self._actions.read(content, legal)
+            return self._actions.read(content, self._choice)
         action = self._parse(content)
         if not isinstance(action, ParsedAction):
             known = action is not None and self.simulator.action_space.contains(action)
             action = ParsedAction(action, True) if known else ParsedAction(None, False, "not_an_action")
+        legal = None if self._choice is None else self._choice.actions
         if action.valid and legal is not None and action.value not in legal:
             return ParsedAction(None, False, "not_legal")
         return action
@@ -289,7 +284,7 @@ class GymTextEnv(TextEnv):
             return None
         if self._player is None:
             self._player = self.np_random.spawn(1)[0]
-        return self._actions.draw(self._player, None if self._choice.mask is None else self._choice.actions)
+        return self._actions.draw(self._player, self._choice)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

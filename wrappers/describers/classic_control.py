@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -76,8 +77,8 @@ class MountainCarDescriber(QuantityDescriber):
     """MountainCar."""
 
     quantities = ("position", "velocity")
-    names = ("left", "idle", "right")
-    aliases = {"push left": 0, "no push": 1, "push right": 2}
+    names: tuple[str, ...] = ("left", "idle", "right")
+    aliases: Mapping[str, int] = {"push left": 0, "no push": 1, "push right": 2}
     push = "Each turn you push it to the left, to the right, or not at all (idle)."
 
     def rules(self) -> str:

@@ -49,7 +49,7 @@ class SpaceDescriber(Describer):
 
     Example:
         >>> print(SpaceDescriber(gymnasium.make("CartPole-v1")).describe(np.array([0.02739, -1, 0, 2e-5])))
-        Observation: [0.0274, -1, 0, 2e-05]
+        Observation: [0.02739, -1, 0, 2e-05]
     """
 
     def __init__(self, simulator: gymnasium.Env[Any, Any]) -> None:
@@ -110,7 +110,7 @@ class TerseSpaceDescriber(SpaceDescriber):
 
     Example:
         >>> TerseSpaceDescriber(gymnasium.make("CartPole-v1")).describe(np.array([0.02739, -1, 0, 0.3]))
-        '[0.0274, -1, 0, 0.3]'
+        '[0.02739, -1, 0, 0.3]'
     """
 
     terse = True
