@@ -327,8 +327,8 @@ def test_a_page_of_nothing_is_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-        "evil",
-    ["</pre><script>alert('x')</script>", "<!--<script>", "</SCRIPT >", '"><img src=x onerror=alert(1)>'],,
+    "evil",
+    ["</pre><script>alert('x')</script>", "<!--<script>", "</SCRIPT >", '"><img src=x onerror=alert(1)>'],
 )
 def test_nothing_that_was_said_becomes_markup(evil: str) -> None:
     page = render_page(evil, [group(evil, env=evil)], facts={evil: evil})
