@@ -7,7 +7,6 @@ passed by closing an empty block first. An empty block is no thinking: templates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +22,6 @@ Thinking: TypeAlias = Literal["auto", "required", "forbidden"] | int
 
 #: What chat templates call their own switch.
 _SWITCHES = ("enable_thinking", "thinking")
-_OPEN, _CLOSE = "<think>", "</think>"
 _ANALYSIS, _END_OF_CHANNEL = "<|channel|>analysis", "<|end|>"
 
 
@@ -44,64 +42,70 @@ def thinking_mode(value: Any) -> Thinking:
     )
 
 
-def thinking_fault(mode: Thinking, reply: Reply, decode: Callable[[Sequence[int]], str]) -> str | None:
+def thinking_fault(mode: Thinking, reply: Reply, renderer: ChatRenderer) -> str | None:
     """Returns how a reply broke the mode, or None.
 
     Args:
         mode: what is asked.
         reply: as the renderer read it.
-        decode: ids to text, of the tokenizer that sampled them.
+        renderer: knows the model's tags.
 
     Returns:
-        ``"no_thinking"``: asked for and absent or empty; ``"unclosed_think"``: begun and not closed;
-        ``"thinking_forbidden"``; ``"thinking_too_long"``: more ids before the closing tag than allowed.
+        ``"no_thinking"``: asked for and absent or empty; ``"thinking_forbidden"``; ``"unclosed_think"``:
+        begun and not closed; ``"thinking_too_long"``: more ids before the closing tag than allowed.
 
     Example:
-        >>> thinking_fault("required", Reply("4", "4"), lambda ids: "4")
+        >>> renderer = ChatRenderer("bytes")
+        >>> thinking_fault("required", renderer.reply(renderer.say("4")), renderer)
         'no_thinking'
     """
     if mode == "auto":
         return None
-    if reply.thinking is None and _OPEN not in reply.content:
+    opening, closing = renderer.think_tags
+    if reply.thinking is None and opening not in reply.content:
         return "no_thinking" if mode == "required" else None
-    end = _end_of_thinking(reply.text)
+    thought = (reply.thinking or "").strip()
+    if mode == "forbidden" and (thought or opening in reply.content):
+        return "thinking_forbidden"
+    end = _end_of_thinking(reply.text, opening, closing)
     if end < 0:
         return "unclosed_think"
-    thought = (reply.thinking or "").strip()
     if mode == "required":
         return None if thought else "no_thinking"
     if mode == "forbidden":
-        return "thinking_forbidden" if thought or _OPEN in reply.content else None
-    # Ids may split the tag or join it with what stands around it; one that holds any of it is not before it.
-    # No further id changes a text that ends in a whole "<", so one prefix of the ids decides.
-    begun = decode(reply.ids[: mode + 1]).startswith(reply.text[: end + 1])
+        return None
+    # Ids may split the tag or join it with what stands around it: one that holds any of it is not before it.
+    # So a prefix of the ids is asked whether it says all of the thought and something behind it.
+    said = renderer.tokenizer.decode(reply.ids[: mode + 1])
+    begun = len(said) > end and said.startswith(reply.text[:end])
     return None if begun else "thinking_too_long"
 
 
-def _end_of_thinking(text: str) -> int:
+def _end_of_thinking(text: str, opening: str, closing: str) -> int:
     """Returns where the tag that closes the last thought begins; -1 where that thought is open."""
     if _ANALYSIS in text:
         return text.find(_END_OF_CHANNEL, text.rfind(_ANALYSIS))
-    return text.find(_CLOSE, max(text.rfind(_OPEN), 0))
+    return text.find(closing, max(text.rfind(opening), 0))
 
 
-def with_thinking(mode: Thinking, content: str, opened: str) -> str:
+def with_thinking(mode: Thinking, content: str, renderer: ChatRenderer) -> str:
     r"""Returns what a policy that does not really think would say to say ``content``.
 
     Args:
         mode: what is asked.
         content: what follows thinking.
-        opened: what the generation prompt has opened, or "".
+        renderer: knows the model's tags, and what the generation prompt has opened.
 
     Example:
-        >>> with_thinking("auto", "4", opened=""), with_thinking("auto", "4", opened="<think>")
-        ('4', '\n</think>\n\n4')
-        >>> with_thinking("required", "4", opened="")
+        >>> with_thinking("auto", "4", ChatRenderer("bytes"))
+        '4'
+        >>> with_thinking("required", "4", ChatRenderer("bytes"))
         '<think>\n...\n</think>\n\n4'
     """
+    opening, closing = renderer.think_tags
     if mode == "required":
-        return f"{'' if opened else _OPEN}\n...\n{_CLOSE}\n\n{content}"
-    return f"\n{_CLOSE}\n\n{content}" if opened else content
+        return f"{'' if renderer.opener else opening}\n...\n{closing}\n\n{content}"
+    return f"\n{closing}\n\n{content}" if renderer.opener else content
 
 
 _renderers: dict[tuple[int, bool], ChatRenderer] = {}

@@ -240,7 +240,7 @@ class TextEnv(gymnasium.Env[Any, Any]):
             >>> env.tokenizer.decode(env.say("hit"))
             '<think>\n...\n</think>\n\nhit'
         """
-        return self.renderer.say(with_thinking(self.thinking, content, self.renderer.opener))
+        return self.renderer.say(with_thinking(self.thinking, content, self.renderer))
 
     def reseed(self, seed: int) -> None:
         """Sets the chance that comes after the start; called between ``reset`` and the first step."""
@@ -312,7 +312,7 @@ class TextEnv(gymnasium.Env[Any, Any]):
         self._playing = False
         self._ended = "its last step failed"
         reply = self.renderer.reply(turn_ids)
-        fault = thinking_fault(self.thinking, reply, self.tokenizer.decode)
+        fault = thinking_fault(self.thinking, reply, self.renderer)
         if fault is not None:
             reply = replace(reply, content="", tool_calls=(), fault=fault)
         feedback = self.respond(reply)

@@ -31,6 +31,7 @@ from atropos_gym.rendering import ChatRenderer
 from atropos_gym.text_env import TextEnv
 from atropos_gym.wrappers.gym_text_env import GymTextEnv
 from tests.tools import imitation_tokenizers as imitation
+from tests.tools import rendering_cases
 from tests.tools.text_tasks import Scripted
 
 END = 258
@@ -102,12 +103,12 @@ REPLIES: list[tuple[str, str | None, str | None, str | None]] = [
     ("<think>hm</think>", NONE, FORBIDDEN, NONE),
     ("<think></think>4", MISSING, NONE, NONE),
     ("<think>\n\n</think>\n\n4", MISSING, NONE, NONE),
-    ("<think>hm", UNCLOSED, UNCLOSED, UNCLOSED),
-    ("<think>hm</thin", UNCLOSED, UNCLOSED, UNCLOSED),
+    ("<think>hm", UNCLOSED, FORBIDDEN, UNCLOSED),
+    ("<think>hm</thin", UNCLOSED, FORBIDDEN, UNCLOSED),
     ("<think>", UNCLOSED, UNCLOSED, UNCLOSED),
     ("4<think>hm</think>", MISSING, FORBIDDEN, LONG),
     ("<think></think><think>hm</think>4", MISSING, FORBIDDEN, LONG),
-    ("<think>h</think>4<think>", UNCLOSED, UNCLOSED, UNCLOSED),
+    ("<think>h</think>4<think>", UNCLOSED, FORBIDDEN, UNCLOSED),
     ("hm</think>4", MISSING, NONE, NONE),
     ("<THINK>hm</THINK>4", MISSING, NONE, NONE),
 ]
@@ -135,7 +136,7 @@ def test_02_to_08_what_breaks_a_mode(
         ("hmhmhmhmhmhmhmhm</think>4", NONE, FORBIDDEN, LONG),
         ("</think>4", MISSING, NONE, NONE),
         ("\n</think>\n\n4", MISSING, NONE, NONE),
-        ("4", UNCLOSED, UNCLOSED, UNCLOSED),
+        ("4", UNCLOSED, FORBIDDEN, UNCLOSED),
         ("", UNCLOSED, UNCLOSED, UNCLOSED),
         ("h</think><think>hm</think>4", NONE, FORBIDDEN, NONE),
     ],
@@ -176,23 +177,26 @@ def test_02c_a_task_goes_on_as_it_says() -> None:
 
 
 def test_02d_harmony_thinks_in_a_channel() -> None:
-    from atropos_gym._thinking import thinking_fault
+    hf = imitation.tiny_tokenizer(rendering_cases.DATA["templates"]["harmony"], imitation.HARMONY_TOKENS)
+    env = Asked(tokenizer=hf)
+    stop = hf.convert_tokens_to_ids("<|return|>")
 
-    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>4"
-    reply = Reply(text, "4", ids=tuple(text.encode()), thinking="hm")
-    cut = Reply(text[:31], "", ids=tuple(text[:31].encode()), thinking="h")
+    def fault(mode: Any, text: str) -> tuple[str, str | None]:
+        env.thinking = mode
+        env.reset()
+        ids = [*hf(text, add_special_tokens=False)["input_ids"], stop]
+        info = env.step(np.array(ids, np.int32))[4]
+        return env.replies[-1].content, info.get("invalid_reason")
 
-    def fault(mode: Any, said: Reply) -> str | None:
-        return thinking_fault(mode, said, lambda ids: bytes(ids).decode())
-
-    before = text.index("<|end|>")
-    assert [fault(m, reply) for m in ("required", "forbidden", before, before - 1)] == [
-        None,
-        "thinking_forbidden",
-        None,
-        "thinking_too_long",
-    ]
-    assert [fault(m, cut) for m in ("required", "forbidden", 99)] == ["unclosed_think"] * 3
+    thought = "<|channel|>analysis<|message|>hm"
+    text = thought + "<|end|><|start|>assistant<|channel|>final<|message|>4"
+    before = len(hf(thought, add_special_tokens=False)["input_ids"])
+    assert fault("auto", text) == fault("required", text) == fault(before, text) == ("4", None)
+    assert fault("forbidden", text) == ("", "thinking_forbidden")
+    assert fault(before - 1, text) == ("", "thinking_too_long")
+    assert fault(99, thought) == fault("required", thought) == ("", "unclosed_think")
+    assert fault("required", "<|channel|>final<|message|>4") == ("", "no_thinking")
+    assert fault("forbidden", "<|channel|>final<|message|>4") == ("4", None)
 
 
 # --- 5: the limit, in sampled ids ---
@@ -249,6 +253,23 @@ def test_05b_control_ids_inside_the_tag_change_nothing() -> None:
     ids = [*b"<think>hm</th", 256, 263, *b"ink>4", END]
     assert ask(9, ids)[0].content == "4"
     assert ask(8, ids)[1]["invalid_reason"] == "thinking_too_long"
+
+
+@pytest.mark.parametrize(("limit", "fault"), [(14, "thinking_too_long"), (15, None)])
+def test_05c_a_models_own_tags(monkeypatch: pytest.MonkeyPatch, limit: int, fault: str | None) -> None:
+    """A tag whose first character takes three ids: the first of them ends the count."""
+    env = Asked(thinking=limit, renderer=ChatRenderer("bytes"))
+    monkeypatch.setattr(env.renderer, "think_tags", ("\u25c1think\u25b7", "\u25c1/think\u25b7"))
+    thought = "\u25c1think\u25b7a\u00e9b"
+    said = ChatRenderer("bytes").say(f"{thought}\u25c1/think\u25b74")
+    assert len(thought.encode()) == 15
+    monkeypatch.setattr(
+        env.renderer,
+        "reply",
+        lambda ids: Reply(env.tokenizer.decode(ids), "4", ids=tuple(ids), thinking="a\u00e9b"),
+    )
+    env.reset()
+    assert env.step(np.array(said, np.int32))[4].get("invalid_reason") == fault
 
 
 # --- 9: the template's switch ---
@@ -336,7 +357,8 @@ def test_12b_a_reply_cut_inside_its_thought() -> None:
             after, *_, info = env.step(np.array(turn, np.int32))
             reply = env.replies[0]
             assert (reply.content, reply.complete, reply.thinking) == ("", False, "I wonder")
-            assert info.get("invalid_reason") == (None if mode == "auto" else "unclosed_think")
+            faults = {"auto": None, "forbidden": "thinking_forbidden"}
+            assert info.get("invalid_reason") == faults.get(str(mode), "unclosed_think")
             # The bridge supplies the end of the turn, and not the end of the thought.
             fresh = after.tolist()[len(before) + len(turn) :]
             assert fresh == env.renderer.bridge(turn, [{"role": "user", "content": "more"}])
