@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atropos_gym.errors import TemplateError
+from atropos_gym.rendering.reply_text import THINK
 from atropos_gym.tokenizers import BytesTokenizer
 
 __all__ = ["BytesDialect"]
@@ -20,16 +21,20 @@ _ROLES = {
     "tool": BytesTokenizer.TOOL,
 }
 _END = BytesTokenizer.END
+_UTF8 = ("utf-8", "surrogatepass")  # half a character has bytes too
 
 
 class BytesDialect:
-    """Writes and continues conversations for ``BytesTokenizer``; see ``_dialect.Dialect``."""
+    """Writes and continues conversations for ``BytesTokenizer``; see ``dialect.Dialect``."""
 
     stop_ids: tuple[int, ...] = (_END,)
     opener = ""
     min_bridge = 3
     rewrites_history = False
     channels = False
+    tags = THINK
+    tool_dialect: str | None = None
+    image_ids: tuple[int, ...] = ()
     identity: Mapping[str, Any] = {"kind": "bytes"}
     controls: Mapping[int, str] = {
         256: "<pad>",
@@ -96,7 +101,7 @@ class BytesDialect:
 
     def say(self, text: str) -> list[int]:
         """Returns the bytes of ``text`` and the end id."""
-        return [*text.encode("utf-8", "surrogatepass"), _END]
+        return [*text.encode(*_UTF8), _END]
 
     def said(
         self,
@@ -112,22 +117,31 @@ class BytesDialect:
             ids = self.prompt(messages, tools, speak=speak)
         else:
             ids = self.bridge(None, messages, tools, speak=speak)
-        return [i < 256 for i in ids][-size:]
+        return [i < 256 for i in ids[len(ids) - size :]]
+
+    def reads(self, name: str) -> bool:
+        """Returns False: there is no template."""
+        return False
 
     def _write(self, ids: list[int], messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
         """Appends the messages to ``ids``."""
         if tools:
             raise TemplateError("the bytes tokenizer writes no tool schemas: describe the tools in a message")
         for message in messages:
-            role = message.get("role")
-            content = message.get("content")
+            role, content = message["role"], message.get("content")
             if role not in _ROLES:
                 raise TemplateError(f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes)")
-            if not isinstance(content, str):
-                raise TemplateError(
-                    f"content of a {role} message must be a str, got {type(content).__name__} (bytes)"
-                )
+            if message.get("tool_calls"):
+                raise TemplateError("the bytes tokenizer writes no tool_calls: say the call in the content")
             ids.append(_ROLES[role])
-            ids.extend(content.encode("utf-8", "surrogatepass"))
+            ids += (content if isinstance(content, str) else _text_of(content)).encode(*_UTF8)
             if role == "assistant":
                 ids.append(_END)
+
+
+def _text_of(parts: Any) -> str:
+    """Returns the texts of a message's parts, a line each."""
+    for part in parts:
+        if part["type"] != "text":
+            raise TemplateError(f"the bytes tokenizer writes text alone, got a part of type {part['type']!r}")
+    return "\n".join(part["text"] for part in parts)

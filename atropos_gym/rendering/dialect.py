@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from atropos_gym.rendering.reply_text import ThinkTags
+
 __all__ = ["Dialect"]
 
 
@@ -16,18 +18,34 @@ class Dialect(Protocol):
         opener: what the generation prompt opens, such as ``<think>``; else "".
         min_bridge: length of the bridge of an empty user message after an empty turn.
         rewrites_history: the bridge changes with the history, so every turn is a segment.
-        identity: what decides the ids beside the tokenizer; part of the fingerprint.
         controls: ids that only the template writes, with their spellings.
         channels: a turn is made of channels (harmony): the reply's content is the last final one.
+        tags: what the family writes around thoughts.
+        tool_dialect: the form of its tool calls, as ``parse_tool_calls`` names it; None where unknown.
     """
 
     stop_ids: tuple[int, ...]
     opener: str
     min_bridge: int
     rewrites_history: bool
-    identity: Mapping[str, Any]
     controls: Mapping[int, str]
     channels: bool
+    tags: ThinkTags
+    tool_dialect: str | None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the ids beside the tokenizer; part of the fingerprint."""
+        ...
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        """What is written for one image."""
+        ...
+
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable."""
+        ...
 
     def facts(self) -> dict[str, Any]:
         """What the template does to a conversation, ready for JSON (``template_facts``)."""

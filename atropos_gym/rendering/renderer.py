@@ -8,9 +8,9 @@ sampled ids are.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
@@ -18,6 +18,14 @@ from atropos_gym.messages import Reply, ToolCall
 from atropos_gym.rendering.bytes_dialect import BytesDialect
 from atropos_gym.rendering.dialect import Dialect
 from atropos_gym.rendering.reply_text import split_channels, split_thinking
+from atropos_gym.rendering.said import (
+    checked_ids,
+    checked_messages,
+    checked_text,
+    checked_tools,
+    images_of,
+)
+from atropos_gym.rendering.transcript import Source, row_pieces, said_pieces, sources_of
 from atropos_gym.tokenizers import BytesTokenizer, Tokenizer, digest, load_tokenizer
 
 if TYPE_CHECKING:
@@ -26,18 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["ChatRenderer", "Past", "Source", "chat_renderer"]
 
 Past = Literal["append", "template"]
-#: Who put an id there: the template, a message's text, or the policy.
-Source = Literal["template", "message", "policy"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A stretch of a transcript: what the policy reads, or what it said."""
-
-    ids: list[int]
-    messages: list[Mapping[str, Any]]
-    sampled: bool
-    speak: bool = True
 
 
 class ChatRenderer:
@@ -86,10 +82,14 @@ class ChatRenderer:
         _one_of("system", system, ("auto", "role", "merge"))
         _one_of("tool_role", tool_role, ("auto", "tool", "user"))
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
+        # Where nobody knows the model's rows, an id beyond the tokenizer may be one of them.
+        self._rows = self.tokenizer.rows if getattr(self.tokenizer, "rows_known", True) else 2**31
+        if stop_ids is not None:
+            stop_ids = _checked_stop_ids(stop_ids, self._rows)
         self._arguments: dict[str, Any] = {
             "template": template,
-            "template_kwargs": dict(template_kwargs or {}),
-            "stop_ids": None if stop_ids is None else tuple(stop_ids),
+            "template_kwargs": _checked_kwargs(template_kwargs),
+            "stop_ids": stop_ids,
             "past": past,
             "system": system,
             "tool_role": tool_role,
@@ -106,8 +106,9 @@ class ChatRenderer:
         self.stop_ids: tuple[int, ...] = self._dialect.stop_ids
         self.opener: str = self._dialect.opener
         self.min_bridge: int = self._dialect.min_bridge
+        self.think_tags: tuple[str, str] = (self._dialect.tags.opening, self._dialect.tags.closing)
+        self.tool_dialect: str | None = self._dialect.tool_dialect
         self._stops = frozenset(self.stop_ids)
-        self._opens = "<think>" in self.opener
 
     def _make_dialect(self) -> Dialect:
         """Returns the way this tokenizer's conversations are written."""
@@ -131,7 +132,16 @@ class ChatRenderer:
     @property
     def opens_thinking(self) -> bool:
         """Whether the generation prompt opens a think block that the policy only closes."""
-        return self._opens
+        return bool(self.opener)
+
+    def reads(self, name: str) -> bool:
+        """Returns whether the template reads a variable of ``template_kwargs``, such as ``enable_thinking``.
+
+        Example:
+            >>> ChatRenderer("bytes").reads("enable_thinking")
+            False
+        """
+        return self._dialect.reads(name)
 
     @property
     def fingerprint(self) -> str:
@@ -152,14 +162,20 @@ class ChatRenderer:
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
         """Returns the ids of a conversation, ending where the assistant is to speak.
 
+        Args:
+            messages: mappings with ``role`` and ``content`` (a str, or parts where the template takes them).
+            tools: schemas of tools, or functions; fixed for the segment.
+
         Raises:
-            TemplateError: no messages, the last one is the assistant's, or the template refuses them.
+            TypeError: no messages at all, but something else.
+            TemplateError: no message, the last one is the assistant's, or the template refuses them.
         """
+        messages = checked_messages(messages)
         if not messages:
             raise TemplateError("a prompt needs at least one message")
-        if messages[-1].get("role") == "assistant":
+        if messages[-1]["role"] == "assistant":
             raise TemplateError("the last message of a prompt is the assistant's: nobody is to answer it")
-        return self._dialect.prompt(messages, tools)
+        return self._dialect.prompt(messages, tools and checked_tools(tools))
 
     def bridge(
         self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Any = None
@@ -168,16 +184,29 @@ class ChatRenderer:
 
         It depends on the turn through its last id alone: a stop id or not.
 
+        Args:
+            turn_ids: what was sampled, the end id included where it was.
+            messages: what is said to the policy now.
+            tools: those of the prompt.
+
         Raises:
             NewSegment: the ids so far cannot be extended by these messages.
-            TemplateError: no messages, an assistant's among them, or the template refuses them.
+            TypeError: no ids or no messages, but something else.
+            TemplateError: no message, an assistant's among them, or the template refuses them.
         """
+        messages = checked_messages(messages)
         if not messages:
             raise TemplateError("a bridge needs at least one message")
         for message in messages:
-            if message.get("role") == "assistant":
+            if message["role"] == "assistant":
                 raise TemplateError("a bridge holds no assistant message: the policy speaks by sampling")
-        return self._dialect.bridge(int(turn_ids[-1]) if len(turn_ids) else None, messages, tools)
+        last = checked_ids(turn_ids[-1:], self._rows) if len(turn_ids) else (None,)
+        if self.past == "template":
+            raise NewSegment(
+                f"past='template' ({self.tokenizer.name}): a turn is followed by a render of the whole "
+                "conversation: use advance(), or prompt()"
+            )
+        return self._dialect.bridge(last[0], messages, tools and checked_tools(tools))
 
     def advance(
         self,
@@ -216,19 +245,20 @@ class ChatRenderer:
         return prompt, True
 
     def reply(self, turn_ids: Sequence[int]) -> Reply:
-        """Returns what the policy said: its ids before the first stop id, decoded once, whole."""
-        ids = tuple(turn_ids)
-        end = len(ids)
-        for position, token in enumerate(ids):
-            if token in self._stops:
-                end = position
-                break
+        """Returns what the policy said: its ids before the first stop id, decoded once, whole.
+
+        Raises:
+            TypeError: no sequence of integers.
+            TemplateError: an id outside the model's rows.
+        """
+        ids = checked_ids(turn_ids, self._rows)
+        end = min((ids.index(stop) for stop in self._stops if stop in ids), default=len(ids))
         text = self.tokenizer.decode(ids[:end])
-        calls: tuple[ToolCall, ...] = ()
         if self._dialect.channels:
             thinking, content, calls = split_channels(text)
         else:
-            thinking, content = split_thinking(text, self._opens)
+            thinking, content = split_thinking(text, bool(self.opener), self._dialect.tags)
+            calls = self._calls_in(content)
         return Reply(
             text=text,
             content=content,
@@ -240,14 +270,56 @@ class ChatRenderer:
             opened=self.opener,
         )
 
+    def _calls_in(self, content: str) -> tuple[ToolCall, ...]:
+        """Returns the calls of tools in a turn, where the family's form of them is known."""
+        if self.tool_dialect is None or not content:
+            return ()
+        from atropos_gym.parsing import parse_tool_calls
+
+        return tuple(parse_tool_calls(content, self.tool_dialect).calls)
+
+    def unknown_ids(self, turn_ids: Sequence[int]) -> list[int]:
+        """Returns the sampled ids that lie beyond the tokenizer, in order.
+
+        A model may have more rows than its tokenizer has ids. Such an id has no text; it is trained on like
+        any other, since it was sampled.
+
+        Example:
+            >>> from atropos_gym import load_tokenizer
+            >>> ChatRenderer(load_tokenizer("bytes", rows=300)).unknown_ids([104, 299, 258])
+            [299]
+        """
+        length = len(self.tokenizer)
+        return [token for token in checked_ids(turn_ids, self._rows) if token >= length]
+
+    def images(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Returns the images in messages, in order: one for each run of ``image_ids`` in their rendering.
+
+        Ids hold one placeholder an image; an engine or a learner makes of it as many as the model wants.
+
+        Example:
+            >>> parts = [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is it?"}]
+            >>> ChatRenderer("bytes").images([{"role": "user", "content": parts}])
+            ['cat.png']
+        """
+        return images_of(checked_messages(messages))
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        """What the template writes for one image; empty where it has no place for any."""
+        return self._dialect.image_ids
+
     def say(self, text: str) -> list[int]:
         """Returns what a policy would have sampled for ``text``, the end id included.
+
+        Raises:
+            TypeError: no str.
 
         Example:
             >>> ChatRenderer("bytes").say("ok")
             [111, 107, 258]
         """
-        return self._dialect.say(text)
+        return self._dialect.say(checked_text(text))
 
     def transcript(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None
@@ -267,64 +339,45 @@ class ChatRenderer:
             >>> ids, [i for i, sampled in zip(ids, mask) if sampled]
             ([257, 260, 97, 261, 98, 258], [98, 258])
         """
-        ids: list[int] = []
-        mask: list[bool] = []
-        for piece in self._pieces(messages, tools):
-            ids += piece.ids
-            mask += [piece.sampled] * len(piece.ids)
+        pieces = said_pieces(self._dialect, checked_messages(messages), tools and checked_tools(tools))
+        ids = [token for piece in pieces for token in piece.ids]
+        mask = [piece.sampled for piece in pieces for _ in piece.ids]
         return ids, mask
 
-    def spans(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Source]:
-        """Returns who put each id of ``transcript`` there: the template, a message, or the policy.
+    def spans(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        *,
+        turns: Sequence[Sequence[int]] | None = None,
+    ) -> list[Source]:
+        """Returns who put each id there: the template, a message, or the policy.
 
-        An id that holds text of both template and message is the message's.
+        Args:
+            messages: a conversation.
+            tools: those of its prompt.
+            turns: the sampled ids of its assistant messages, in order (of the last ones, if there are fewer):
+                then it speaks of the row that was played, prompt + turn + bridge + turn to the last sampled
+                id; without, of ``transcript``.
+
+        Raises:
+            TemplateError: more turns than assistant messages.
+            NewSegment: the turns were no single segment.
 
         Example:
-            >>> ChatRenderer("bytes").spans(
-            ...     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-            ... )
+            >>> talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            >>> ChatRenderer("bytes").spans(talk)
             ['template', 'template', 'message', 'template', 'policy', 'policy']
+            >>> ChatRenderer("bytes").spans(talk, turns=[[98]])
+            ['template', 'template', 'message', 'template', 'policy']
         """
-        sources: list[Source] = []
-        for piece in self._pieces(messages, tools):
-            if piece.sampled:
-                sources += ["policy"] * len(piece.ids)
-                continue
-            said = self._dialect.said(
-                piece.messages, tools, first=not sources, speak=piece.speak, size=len(piece.ids)
-            )
-            sources += ["message" if one else "template" for one in said]
-        return sources
-
-    def _pieces(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[_Piece]:
-        """Returns a conversation in turns: context, what the policy said, context, ..."""
-        pieces: list[_Piece] = []
-        waiting: list[Mapping[str, Any]] = []
-        last: int | None = None
-        for message in messages:
-            if message.get("role") != "assistant":
-                waiting.append(message)
-                continue
-            if not waiting:
-                raise TemplateError("every assistant message of a transcript must answer another message")
-            pieces.append(self._context(waiting, last, bool(pieces), tools, speak=True))
-            said = self.say(message["content"])
-            pieces.append(_Piece(said, [message], sampled=True))
-            last = said[-1]
-            waiting = []
-        if waiting:
-            pieces.append(self._context(waiting, last, bool(pieces), tools, speak=False))
-        return pieces
-
-    def _context(
-        self, messages: list[Mapping[str, Any]], last: int | None, later: bool, tools: Any, *, speak: bool
-    ) -> _Piece:
-        """Returns a piece that the policy reads: a bridge (``later``) or the first prompt."""
-        if later:
-            ids = self._dialect.bridge(last, messages, tools, speak=speak)
+        messages, tools = checked_messages(messages), tools and checked_tools(tools)
+        if turns is None:
+            pieces = said_pieces(self._dialect, messages, tools)
         else:
-            ids = self._dialect.prompt(messages, tools, speak=speak)
-        return _Piece(ids, messages, sampled=False, speak=speak)
+            sampled = [checked_ids(turn, self._rows) for turn in turns]
+            pieces = row_pieces(self._dialect, messages, sampled, tools, append=self.past == "append")
+        return sources_of(self._dialect, pieces, tools)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChatRenderer:
         return self
@@ -362,3 +415,37 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _checked_stop_ids(stop_ids: Any, rows: int) -> tuple[int, ...]:
+    """Returns the ids that end a turn.
+
+    Raises:
+        ConfigError: no ids, or ids that the model does not have.
+    """
+    try:
+        found = checked_ids(stop_ids, rows)
+    except (TypeError, TemplateError) as error:
+        raise ConfigError(f"stop_ids must be ids that end a turn: {error}") from None
+    if not found:
+        raise ConfigError("stop_ids is empty: a turn could not end; leave it out to find them")
+    return found
+
+
+def _checked_kwargs(kwargs: Any) -> dict[str, Any]:
+    """Returns the variables of a template.
+
+    Raises:
+        ConfigError: no mapping, or a value that has no place in the fingerprint.
+    """
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping):
+        raise ConfigError(f"template_kwargs must be a mapping, got {type(kwargs).__name__}")
+    try:
+        json.dumps(dict(kwargs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"template_kwargs must be plain data ({error}): functions cannot be passed"
+        ) from None
+    return dict(kwargs)

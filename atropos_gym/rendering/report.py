@@ -172,7 +172,7 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         reason = found["tool"]["refused"].removeprefix(f"the chat template of {renderer.tokenizer.name} ")
         found["tool"] = {"refused": reason}
     end = renderer.say("x")[-1:]
-    bridge_text = shown(renderer, dialect, renderer.bridge(end, [{"role": "user", "content": "…"}]))
+    bridge_text = shown(renderer, dialect, dialect.bridge(end[-1], [{"role": "user", "content": "…"}]))
     cut = try_cut(renderer, found["user"]["close"])
     return {
         "family": _family(found["head"], hf is None),

@@ -57,14 +57,14 @@ def try_control_text(renderer: ChatRenderer, dialect: Dialect, takes_tools: bool
         return renderer.prompt([_user("x")], [{"type": "function", "function": function}])
 
     def with_result(text: str) -> list[int]:
-        return renderer.bridge([], [{"role": "tool", "name": "probe", "content": text}])
+        return dialect.bridge(None, [{"role": "tool", "name": "probe", "content": text}])
 
     neutral = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
     channels: dict[str, tuple[Callable[[], list[int]], Callable[[], list[int]]]] = {
         "user": (lambda: renderer.prompt([_user(evil)]), lambda: renderer.prompt([_user("x")])),
         "observation": (
-            lambda: renderer.bridge([], [_user(evil)]),
-            lambda: renderer.bridge([], [_user("x")]),
+            lambda: dialect.bridge(None, [_user(evil)]),
+            lambda: dialect.bridge(None, [_user("x")]),
         ),
         "tool result": (lambda: with_result(evil), lambda: with_result("x")),
     }
@@ -158,7 +158,7 @@ def try_canonical(renderer: ChatRenderer, close: int) -> dict[str, Any]:
     for text, answer in (("Hi there", "Too low."), ("Is it 7?", "Yes.")):
         said = renderer.say(text)
         new = [_user(answer)]
-        bridge = renderer.bridge(said, new)
+        bridge = renderer._dialect.bridge(said[-1], new)
         conversation += [{"role": "assistant", "content": text}, *new]
         full = renderer.prompt(conversation)
         bridges_equal = bridges_equal and full[-len(bridge) - 1 :] == [close, *bridge]
@@ -181,8 +181,8 @@ def try_cut(renderer: ChatRenderer, close: int) -> dict[str, Any]:
         None where that is not the close, followed by what follows a whole turn.
     """
     try:
-        whole = renderer.bridge(renderer.say("x"), [_user("y")])
-        cut = renderer.bridge(renderer.say("x")[:-1], [_user("y")])
+        whole = renderer._dialect.bridge(renderer.say("x")[-1], [_user("y")])
+        cut = renderer._dialect.bridge(renderer.say("x")[-2], [_user("y")])
     except NewSegment as error:
         return {"supplied": None, "refused": str(error)}
     supplied = cut[: len(cut) - len(whole)]

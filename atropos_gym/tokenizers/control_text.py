@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atropos_gym.tokenizers.plain_encoding import BLANK, Encoded, PlainEncoder
 
-__all__ = ["ControlText"]
+__all__ = ["ControlText", "well_formed"]
 
 # Private-use characters; they are removed from what comes in, so nobody can write a mark.
 _OPEN, _CLOSE = "\U000f0002", "\U000f0003"
@@ -103,6 +104,14 @@ class ControlText:
         return text.replace(_OPEN, "").replace(_CLOSE, "")
 
     @staticmethod
+    def unmarked_places(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns places in marked ``text`` as places in ``unmark(text)``."""
+        marks = [at for at, character in enumerate(text) if character in (_OPEN, _CLOSE)]
+        if not marks:
+            return list(places)
+        return [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for a, b in places]
+
+    @staticmethod
     def unescape(text: str) -> str:
         """Returns text whose marks a template has written as JSON escapes with the marks themselves."""
         for escape, mark in _ESCAPES.items():
@@ -114,7 +123,7 @@ class ControlText:
         if _OPEN in text or _CLOSE in text:
             return self._encode_marked(text).ids
         encoding = self._ordinary(text)
-        return self._whole.encode(text) if encoding is None else encoding.ids  # type: ignore[no-any-return]
+        return self._whole.encode(text) if encoding is None else encoding.ids
 
     def encode_with_ends(self, text: str) -> Encoded:
         """Returns the ids of rendered text, and where each ends in ``unmark(text)``."""

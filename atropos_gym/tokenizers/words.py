@@ -1,4 +1,4 @@
-"""Text without added tokens to ids, word by word: a backend's pre-tokenizer and model, nothing around them."""
+"""Text without added tokens to ids, word by word: a backend's pre-tokenizer and model."""
 
 from __future__ import annotations
 

@@ -331,10 +331,10 @@ def test_a_tokenizer_of_another_kind_has_no_template() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [{"role": "user"}, {"content": "x"}, {"role": "robot", "content": "x"}], ids=str
+    "message", [{"role": "tool"}, {"content": "x"}, {"role": "robot", "content": "x"}], ids=str
 )
 def test_a_message_without_role_or_content_is_named(message: Any) -> None:
-    with pytest.raises(TemplateError, match="role"):
+    with pytest.raises(TemplateError, match="role|content of tool"):
         TINY.prompt([message])
 
 
@@ -358,7 +358,7 @@ def test_a_refused_tool_role_becomes_a_user_message_with_one_warning() -> None:
 
 def test_a_refused_system_role_goes_before_the_first_user_message_with_one_warning() -> None:
     hf = imitation.tiny_tokenizer(imitation.NO_SYSTEM)
-    with pytest.raises(TemplateError, match="no system message"):
+    with pytest.raises(TemplateError, match="role 'system'.*set system="):
         ChatRenderer(hf, system="role")
     renderer = ChatRenderer(hf)
     with pytest.warns(UserWarning, match="no system message") as caught:
@@ -373,6 +373,8 @@ def test_a_template_that_changes_with_history_is_forced_into_template_mode() -> 
         renderer = ChatRenderer(imitation.tiny_tokenizer(imitation.COUNTS))
     assert renderer.past == "template"
     assert renderer.report()["user"]["bridge_independent_of_history"] is False
+    with pytest.raises(NewSegment, match="whole conversation"):
+        renderer.bridge([END], [user("a")])
 
 
 @pytest.mark.parametrize(
