@@ -143,6 +143,23 @@ def test_spawned_workers_play_the_same_game() -> None:
         spawned.close()
 
 
+@pytest.mark.parametrize("format", ["tag", "bare_word", "number", "json", "tool_call"])
+@pytest.mark.parametrize("task", ["Blackjack", "FrozenLake", "CliffWalking", "Taxi"])
+def test_simulators_are_played_in_every_format_of_words(task: str, format: str) -> None:
+    env = gymnasium.make(f"atropos/{task}-v0", format=format, max_turn_tokens=96).unwrapped
+    env.reset(seed=2)
+    over = False
+    for _ in range(6):
+        if not over:
+            *_, terminated, truncated, info = say(env, env.sample_reply())
+            over = terminated or truncated
+            assert "invalid" not in info
+    assert len(env.answers) == env.simulator.action_space.n
+    env.reset(seed=2)
+    *_, info = say(env, "none of these")
+    assert info["invalid"] is True
+
+
 # --- Blackjack ---
 
 

@@ -11,6 +11,7 @@ Promises:
 
 from __future__ import annotations
 
+import enum
 import warnings
 from typing import Any
 
@@ -485,6 +486,37 @@ def test_a_wrapper_that_changes_actions_loses_their_names() -> None:
     env.reset(seed=0)
     assert env.format == "box" and told(env).startswith("cart position")
     assert "invalid" not in say(env, "[0.5]")[4]
+
+
+class Moves(enum.IntEnum):
+    LEFT = 0
+    RIGHT = 1
+    PICK_UP = 2
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [
+        ({"actions": Moves}, "left, right, pick_up"),
+        ({"get_action_meanings": lambda: ["NOOP", "FIRE", "UP"]}, "noop, fire, up"),
+        ({"get_action_meanings": lambda: ["UP", "UP", "UP"]}, "0 to 2"),
+        ({"get_action_meanings": lambda: ["NOOP"]}, "0 to 2"),
+        ({"actions": [0, 1, 2]}, "0 to 2"),
+    ],
+    ids=["enumeration", "meanings", "no two alike", "too few", "something else"],
+)
+def test_a_simulators_own_names_of_actions_are_used(own: dict[str, Any], asked: str) -> None:
+    simulator = Anything(spaces.Discrete(2), spaces.Discrete(3))
+    for name, value in own.items():
+        setattr(simulator, name, value)
+    env = GymTextEnv(simulator)
+    env.reset(seed=0)
+    assert f"Possible actions: {asked}. Answer as" in told(env)
+    say(env, env.sample_reply() or "")
+    assert len(simulator.got) == 1
+    named = GymTextEnv(simulator, names=("a", "b", "c"))
+    named.reset(seed=0)
+    assert "Possible actions: a, b, c." in told(named)
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,23 @@ def test_options_keep_their_reset_mask() -> None:
     options = {"reset_mask": np.array([True, False])}
     envs.reset(options=options)
     assert "reset_mask" in options
+
+
+@forks
+@pytest.mark.filterwarnings("ignore:.*ERROR.*:UserWarning")  # Gymnasium tells of a worker's exception so
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_environment_that_nobody_reset_is_not_stepped(kind: str) -> None:
+    """Without autoreset: sync refuses by itself, in a worker the text environment does."""
+    envs = make(kind, "Disabled", 2)
+    envs.reset(seed=0, options={"length": 1})
+    envs.step((say("a"), say("b")))
+    if kind == "sync":
+        with pytest.raises(AssertionError):
+            envs.step((say("c"), say("d")))
+        assert [env.unwrapped.heard for env in envs.unwrapped.envs] == [["a"], ["b"]]
+        envs.close()
+    else:
+        with pytest.raises(gymnasium.error.ResetNeeded, match="the episode is over"):
+            envs.step((say("c"), say("d")))
+        envs.close(terminate=True)
+    assert envs.played_count == 2 and len(envs.transitions) == 2

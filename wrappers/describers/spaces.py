@@ -1,8 +1,12 @@
-"""Any observation in words: its values as JSON, floats with four digits, led by the space's own names."""
+"""Any observation in words: its values as JSON, floats with four digits, led by the space's own names.
+
+Discrete actions are named where the simulator itself has names for them.
+"""
 
 from __future__ import annotations
 
 import copy
+import enum
 import json
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +74,7 @@ class SpaceDescriber(Describer):
                 f"describe=, a function from its observation to text, or make it with render_mode='ansi'"
             )
         self.max_chars = chars + sum(len((name or _LEAD).encode()) + 3 for name, _ in self._parts)
+        self.names = _own_names(simulator.unwrapped)
         self._texts: dict[Any, str] | None = {} if isinstance(space, spaces.Discrete) else None
 
     @staticmethod
@@ -122,6 +127,23 @@ class TerseSpaceDescriber(SpaceDescriber):
     def _say(self, observation: Any) -> str:
         text = super()._say(observation)
         return text.removeprefix(f"{_LEAD}: ") if not self._parts[0][0] else text
+
+
+def _own_names(simulator: Any) -> tuple[str, ...]:
+    """Names that a simulator has for its actions: ``get_action_meanings``, or an enumeration ``actions``."""
+    space = simulator.action_space
+    if not isinstance(space, spaces.Discrete):
+        return ()
+    meanings = getattr(simulator, "get_action_meanings", None)
+    listed = getattr(simulator, "actions", None)
+    names: tuple[str, ...] = ()
+    if callable(meanings):
+        names = tuple(str(name).lower() for name in meanings())
+    elif isinstance(listed, type) and issubclass(listed, enum.IntEnum):
+        by_value = {int(member): name.lower() for name, member in listed.__members__.items()}
+        names = tuple(by_value.get(int(space.start) + k, "") for k in range(len(by_value)))
+    usable = len(names) == space.n == len(set(names)) and all(name.strip() for name in names)
+    return names if usable else ()
 
 
 class _Unspoken(Exception):
