@@ -20,6 +20,7 @@ __all__ = [
     "TokenizerMismatch",
     "UnequalStarts",
     "UnusableGold",
+    "VerifierError",
     "VersionExpired",
 ]
 
@@ -96,3 +97,7 @@ class GroupRefused(ServerError):
 
 class UnusableGold(AtroposError, ValueError):
     """A reference answer cannot be read: its row must yield no reward at all."""
+
+
+class VerifierError(AtroposError, RuntimeError):
+    """The process in which answers are compared symbolically cannot be started; the message says why."""

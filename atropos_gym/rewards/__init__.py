@@ -6,9 +6,10 @@ by. The rest is small: the same text, the right form, the length. ``combine`` ma
 
 from __future__ import annotations
 
-from atropos_gym.errors import UnusableGold
-from atropos_gym.rewards._symbolic import warm_up
+from atropos_gym.errors import UnusableGold, VerifierError
+from atropos_gym.rewards._worker import start as warm_up
 from atropos_gym.rewards.answers import read_gold_number, verify_math, verify_number
+from atropos_gym.rewards.choice import verify_choice
 from atropos_gym.rewards.registry import REWARDS, RewardFunction, combine
 from atropos_gym.rewards.simple import exact_match, format_reward, length_penalty
 from atropos_gym.rewards.verdict import Verdict, VerdictValue
@@ -19,11 +20,13 @@ __all__ = [
     "UnusableGold",
     "Verdict",
     "VerdictValue",
+    "VerifierError",
     "combine",
     "exact_match",
     "format_reward",
     "length_penalty",
     "read_gold_number",
+    "verify_choice",
     "verify_math",
     "verify_number",
     "warm_up",

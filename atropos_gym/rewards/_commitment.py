@@ -1,16 +1,19 @@
 """Where a text commits itself to an answer.
 
 The strongest kind present decides, and within it the last one: a box, an ``<answer>`` tag, ``####``, a phrase
-such as "the answer is". A number that is merely mentioned is none. Everything is linear in the text's length.
+such as "the answer is", the whole text. A value that is merely mentioned is none. How a phrase and its value
+look depends on the kind of answer, which a ``Grammar`` knows. Everything is linear in the text's length.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["MAX_ANSWER_CHARS", "Commitment", "find_commitment"]
+from atropos_gym.rewards._text import plain_characters, visible
+
+__all__ = ["MAX_ANSWER_CHARS", "Commitment", "Grammar", "boxed", "find_commitment", "hashed"]
 
 MAX_ANSWER_CHARS = 1000
 """A committed place with more text than this commits to nothing."""
@@ -29,27 +32,38 @@ class Commitment:
     reason: str = ""
 
 
-def find_commitment(text: str, is_value: Callable[[str], bool]) -> Commitment:
-    r"""Finds what ``text`` commits to.
+class Grammar(Protocol):
+    """How answers of one kind are said in prose."""
+
+    @property
+    def phrase(self) -> re.Pattern[str]:
+        """Matches the words that announce an answer."""
+
+    def phrased(self, text: str) -> Commitment | None:
+        """Returns what the last phrase commits to; None where none commits."""
+
+    def whole(self, text: str) -> str | None:
+        """Returns the value that the text as a whole is, without any announcement."""
+
+
+def find_commitment(completion: str, grammar: Grammar, *, opened: bool) -> Commitment:
+    """Finds what a completion commits to.
 
     Args:
-        text: the visible text.
-        is_value: whether a whole text is one value by itself.
-
-    Example:
-        >>> find_commitment(r"So \boxed{3}, no: \boxed{4}.", str.isdigit).values
-        ('4',)
-        >>> find_commitment("She has 4 clips.", str.isdigit)
-        Commitment(values=(), reason='no_commitment')
+        completion: the assistant's text.
+        grammar: of the kind of answer that is wanted.
+        opened: the prompt itself opened a think block.
     """
-    text = _cut_next_turn(text, is_value)
-    for find in (_boxed, _tagged, _hashed, _phrased):
+    seen = visible(plain_characters(completion), opened)
+    if seen is None:
+        return Commitment((), "unclosed_think")
+    text = _cut_next_turn(seen, grammar)
+    for find in (boxed, _tagged, hashed, grammar.phrased):
         found = find(text)
         if found is not None:
             return _checked(found)
-    if is_value(text.strip()):
-        return Commitment((text.strip(),))
-    return Commitment((), "no_commitment")
+    value = grammar.whole(text)
+    return Commitment((), "no_commitment") if value is None else Commitment((value,))
 
 
 def _checked(found: Commitment) -> Commitment:
@@ -62,27 +76,31 @@ def _checked(found: Commitment) -> Commitment:
 
 # --- the next turn --------------------------------------------------------------------------------------
 _TURN_MARKER = re.compile(
-    r"^[ \t]*(?:question|q|user|human):|<\|im_start\|>|<\|im_end\|>|<\|eot_id\|>|</s>", re.I | re.A | re.M
+    r"^[ \t>#*_]*(?:question|q|user|human)[*_]*:"
+    r"|<\|[^|<>\s]{1,40}\|>|</?s>|<(?:end|start)_of_turn>|<(?:eos|bos)>|\[/?INST\]",
+    re.I | re.A | re.M,
 )
 
 
-def _cut_next_turn(text: str, is_value: Callable[[str], bool]) -> str:
+def _cut_next_turn(text: str, grammar: Grammar) -> str:
     """Drops what follows a marker of a new turn that stands after a commitment."""
     marker = _TURN_MARKER.search(text)
     if marker is None:
         return text
-    if is_value(text[: marker.start()].strip()):
+    if grammar.whole(text[: marker.start()]) is not None:
         return text[: marker.start()]
     ends = [box.end for box in _boxes(text) if box.end >= 0][:1]
     ends += [tag.end() for tag in _CLOSING_TAG.finditer(text)][:1]
-    ends += [match.end() for pattern in (_HASHES, _PHRASE) if (match := pattern.search(text))]
+    ends += [match.end() for pattern in (_HASHES, grammar.phrase) if (match := pattern.search(text))]
     marker = _TURN_MARKER.search(text, min(ends)) if ends else None
     return text if marker is None else text[: marker.start()]
 
 
 # --- boxes ----------------------------------------------------------------------------------------------
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.S)
-_BETWEEN_BOXES = re.compile(r"(?:[\s,$]|\band\b|\bor\b)*", re.I | re.A)
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,$]|\b(?:and|or)\b|\\text\s*\{\s*(?:and|or)\s*\}|\\(?:[()\[\],; ]|quad\b|qquad\b))*", re.I | re.A
+)
 
 
 @dataclass(slots=True)
@@ -114,8 +132,13 @@ def _boxes(text: str) -> list[_Box]:
     return outer
 
 
-def _boxed(text: str) -> Commitment | None:
-    """The last box, with those joined to it by nothing but blanks, commas, dollars, "and", "or"."""
+def boxed(text: str) -> Commitment | None:
+    r"""The last box, with those joined to it by nothing but blanks, commas, dollars, "and", "or".
+
+    Example:
+        >>> boxed(r"\boxed{1}. No: \boxed{3} or \boxed{4}").values, boxed(r"\boxed{4}, \boxed{5").reason
+        (('3', '4'), 'truncated')
+    """
     boxes = _boxes(text)
     if not boxes:
         return None
@@ -132,7 +155,7 @@ def _boxed(text: str) -> Commitment | None:
 # --- tags and hashes ------------------------------------------------------------------------------------
 _TAG = re.compile(r"<(/?)answer>", re.I | re.A)
 _CLOSING_TAG = re.compile(r"</answer>", re.I | re.A)
-_HASHES = re.compile(r"####+[^\n]*")
+_HASHES = re.compile(r"####+")
 
 
 def _tagged(text: str) -> Commitment | None:
@@ -148,69 +171,9 @@ def _tagged(text: str) -> Commitment | None:
     return None if value is None else Commitment((value,))
 
 
-def _hashed(text: str) -> Commitment | None:
+def hashed(text: str) -> Commitment | None:
+    """The rest of the line after the last ``####``."""
     begin = text.rfind("####")
     if begin < 0:
         return None
-    return Commitment((text[begin:].split("\n", 1)[0].lstrip("#"),))
-
-
-# --- phrases --------------------------------------------------------------------------------------------
-_PHRASE = re.compile(
-    r"\b(?:answer|choice|option)\b[*_`\"]{0,3}\s{0,4}(?:is\b\s{0,4}:?|[:=])(?!\s{0,4}not\b)", re.I | re.A
-)
-# Blanks, markdown, quotes and emoji between a phrase and its value.
-_SKIPPED = re.compile("[\\s*_`\"':>\u2018\u2019\u201c\u201d\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]*")
-_VALUE_ENDS = re.compile(
-    r"\n|[.!?;](?=[\s*_`\"')]|$)|,\s*(?=[A-Za-z]{2})|\s(?:because|since|so|as|which)\b", re.I | re.A
-)
-_DELIMITERS = (("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_MARKUP = " \t\r\n*_`\"'\u2018\u2019\u201c\u201d"
-
-_CLAUSE = r"(?:^|[.!?;:,\n(\u2013\u2014-])[\s*_\"]{0,8}"
-_TAKEN_BACK = re.compile(
-    _CLAUSE + r"(?:(?:wait|sorry|correction|i\s+mean|scratch\s+that|incorrect)\b"
-    r"|that(?:'s|\s+is)\s+(?:wrong|incorrect)\b"
-    r"|(?:no|rather|actually)\b(?=\s{0,4}(?:[,.:;!?\u2013\u2014-]|[\d$\\(]|wait\b|it\s+is\b|it's|that\b|$)))",
-    re.I | re.A,
-)
-_NEW_VALUE = re.compile(
-    r"(?:[\s,.:;!*_\"\u2013\u2014]++|-\s|\b(?:wait|no|actually|rather|sorry|i\s+mean|make\s+that|it\s+is|it's"
-    r"|that\s+is|that's|that|(?:it\s+)?should\s+be)\b){0,12}+(?=[+-]?\s?[\d.$\\(\[{])",
-    re.I | re.A,
-)
-
-
-def _phrased(text: str) -> Commitment | None:
-    """The value after the last phrase, unless it is taken back."""
-    last: re.Match[str] | None = None
-    for match in _PHRASE.finditer(text):
-        last = match
-    if last is None:
-        return None
-    value, end = _value_after(text, last.end())
-    while marker := _TAKEN_BACK.search(text, end):
-        again = _NEW_VALUE.match(text, marker.end())
-        value, end = ("", marker.end()) if again is None else _value_after(text, again.end())
-        if again is None and _TAKEN_BACK.search(text, end) is None:
-            return Commitment((), "taken_back")
-    return Commitment((value,))
-
-
-def _value_after(text: str, begin: int) -> tuple[str, int]:
-    """Returns the expression that stands first from ``begin``, and where it ends."""
-    skipped = _SKIPPED.match(text, begin)
-    begin = begin if skipped is None else skipped.end()
-    for opener, closer in _DELIMITERS:
-        if text.startswith(opener, begin):
-            end = text.find(closer, begin + len(opener))
-            if end >= 0:
-                return text[begin + len(opener) : end], end + len(closer)
-    if text.startswith("$", begin):
-        end = text.find("$", begin + 1, begin + MAX_ANSWER_CHARS + 2)
-        # A second dollar before a number is a price, not the end of a formula.
-        if end > begin + 1 and "\n" not in text[begin:end] and not text[end + 1 : end + 2].isdigit():
-            return text[begin + 1 : end], end + 1
-    stop = _VALUE_ENDS.search(text, begin)
-    end = len(text) if stop is None else stop.start()
-    return text[begin:end].strip(_MARKUP), end
+    return Commitment((text[begin:].split("\n", 1)[0].strip("# \t\r"),))

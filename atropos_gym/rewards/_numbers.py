@@ -10,7 +10,7 @@ __all__ = ["Number", "numbers_in", "read_number", "same_number"]
 
 # Thousands: a comma or a blank before exactly three digits.
 _INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|[1-9]\d{0,2}(?:[ ]\d{3})+(?!\d)|\d+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)(?!\.?\d)"
 _PART = rf"(?:\{{\s*([+-]?\s*{_DECIMAL})\s*\}}|\s*(\d))"
 _SIGN = r"([+-]?)\s*"
 
@@ -23,18 +23,13 @@ _SCIENTIFIC = re.compile(
     r"|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([+-]?\s?\d{1,6})\s*\}|([+-]?\d{1,6})))",
     re.A,
 )
+_REPEATING = re.compile(rf"{_SIGN}(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{{(\d{{1,50}})\}}|(\d))", re.A)
 _PLAIN = re.compile(rf"{_SIGN}({_DECIMAL})", re.A)
 _PERCENT = re.compile(r"\s*%")
 _START = re.compile(r"(?:(?<![\w.)}])[+-])?(?:(?<![A-Za-z_\d.])(?:\d|\.\d)|\\frac)", re.A)
 
 _MAX_EXPONENT = 10_000
 _SURE_DECIMALS = 6
-
-_SHORT_UNITS = frozenset(
-    "m cm mm km ft in yd mi g kg mg lb oz s h hr min l ml n j w v a k c f hz pa mph kph m/s km/h".split()
-)
-_FUNCTIONS = frozenset("sin cos tan cot sec csc log ln exp sqrt and or max min mod gcd lcm".split())
-_UNIT = re.compile(r"[A-Za-z\u00b5\u03a9][A-Za-z\u00b5\u03a9 /.\-]*(?:\s*\^\s*\{?\s*-?\d\s*\}?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +41,12 @@ class Number:
         percent: whether a percent sign follows it.
         decimals: digits after the point where it is written as a decimal, else None.
         digits: significant digits where it is written as a decimal, else 0.
-        unit: what follows it, in lower case; "" if nothing does.
     """
 
     shown: Fraction
     percent: bool = False
     decimals: int | None = None
     digits: int = 0
-    unit: str = ""
 
     @property
     def value(self) -> Fraction:
@@ -104,6 +97,12 @@ def _scientific(match: re.Match[str]) -> Number | None:
     return Number(_signed(match[1], _fraction(match[2]) * Fraction(10) ** exponent))
 
 
+def _repeating(match: re.Match[str]) -> Number:
+    sign, whole, fixed, repeated = match[1], match[2], match[3], match[4] or match[5]
+    tail = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
+    return Number(_signed(sign, _fraction(f"{whole}.{fixed}") + tail))
+
+
 def _plain(match: re.Match[str]) -> Number:
     written = re.sub(r"[, ]", "", match[2])
     decimals = len(written.partition(".")[2]) if "." in written else None
@@ -111,7 +110,14 @@ def _plain(match: re.Match[str]) -> Number:
     return Number(_signed(match[1], _fraction(written)), decimals=decimals, digits=significant)
 
 
-_FORMS = ((_MIXED, _mixed), (_FRAC, _frac), (_SCIENTIFIC, _scientific), (_RATIO, _ratio), (_PLAIN, _plain))
+_FORMS = (
+    (_REPEATING, _repeating),
+    (_MIXED, _mixed),
+    (_FRAC, _frac),
+    (_SCIENTIFIC, _scientific),
+    (_RATIO, _ratio),
+    (_PLAIN, _plain),
+)
 
 
 def _scan(text: str, begin: int) -> tuple[Number, int] | None:
@@ -149,38 +155,15 @@ def numbers_in(text: str) -> list[Number]:
 
 
 def read_number(text: str) -> Number | None:
-    r"""Reads a cleaned text that is one number as a whole, with a unit or not.
+    r"""Reads a cleaned text that is one number as a whole.
 
     Example:
-        >>> read_number("-1,234.50"), read_number("10 feet").unit, read_number("5x")
-        (Number(shown=Fraction(-2469, 2), percent=False, decimals=2, digits=6, unit=''), 'feet', None)
+        >>> read_number("-1,234.50"), read_number("5x")
+        (Number(shown=Fraction(-2469, 2), percent=False, decimals=2, digits=6), None)
     """
     text = text.strip()
     scanned = _scan(text, 0)
-    if scanned is None:
-        return None
-    number, end = scanned
-    rest = text[end:]
-    unit = _unit(rest)
-    if unit is None:
-        return None
-    return number if not unit else Number(number.shown, number.percent, number.decimals, number.digits, unit)
-
-
-def _unit(rest: str) -> str | None:
-    """Returns what ``rest`` names as a unit; None where it is none: ``5x`` is no number."""
-    unit = rest.strip().strip(".")
-    if not unit:
-        return ""
-    if not _UNIT.fullmatch(unit):
-        return None
-    words = unit.split("^")[0].split()
-    if not words or any(word.lower() in _FUNCTIONS for word in words[:1]):
-        return None
-    long = max(len(word) for word in words) >= 3
-    if not long and not (rest[0] == " " and words[0].lower() in _SHORT_UNITS):
-        return None
-    return "".join(unit.lower().replace("{", "").replace("}", "").split())
+    return scanned[0] if scanned is not None and scanned[1] == len(text) else None
 
 
 def same_number(gold: Number, answer: Number) -> bool:
@@ -196,27 +179,22 @@ def same_number(gold: Number, answer: Number) -> bool:
         >>> same_number(read_number("0.5"), read_number("0.5%"))
         False
     """
-    if gold.unit and answer.unit and _singular(gold.unit) != _singular(answer.unit):
-        return False
     if gold.value == answer.value:
         return True
-    if gold.percent != answer.percent and gold.shown == answer.shown:
+    places = answer.decimals or 0
+    if gold.percent == answer.percent:
+        return _is_rounded(gold.shown, answer.shown, places, answer.digits)
+    if gold.shown == answer.shown or _is_rounded(gold.shown, answer.shown, places, answer.digits):
         return gold.percent or abs(gold.shown) > 1
-    return _is_rounded(gold, answer)
+    return _is_rounded(gold.value, answer.value, places + 2 * answer.percent, answer.digits)
 
 
-def _singular(unit: str) -> str:
-    return unit[:-1] if len(unit) > 3 and unit.endswith("s") else unit
-
-
-def _is_rounded(gold: Number, answer: Number) -> bool:
-    if answer.decimals is None or answer.decimals < _SURE_DECIMALS or answer.digits < _SURE_DECIMALS:
+def _is_rounded(gold: Fraction, answer: Fraction, places: int, digits: int) -> bool:
+    if places < _SURE_DECIMALS or digits < _SURE_DECIMALS:
         return False
-    denominator = gold.value.denominator
+    denominator = gold.denominator
     for prime in (2, 5):
         while denominator % prime == 0:
             denominator //= prime
-    if denominator == 1:  # a finite decimal can be written exactly
-        return False
-    decimals = answer.decimals + (2 if answer.percent else 0)
-    return round(gold.value, decimals) == answer.value
+    # A finite decimal can be written exactly.
+    return denominator != 1 and round(gold, places) == answer

@@ -1,47 +1,50 @@
 """Checks of mathematical answers, three-valued: right, wrong, or not an answer.
 
 The gold is read first; one that cannot be read raises ``UnusableGold``, because its row must yield no reward
-at all. Nothing that a completion says raises. Plain numbers are compared as exact fractions; only other forms
-load math-verify. Works in any thread.
+at all. Nothing that a completion says raises. Numbers, lists, sets and text are compared here, exactly; only
+other formulas go to a worker process, where they can be killed. Works in any thread and event loop.
 """
 
 from __future__ import annotations
 
-import re
-from itertools import permutations
+from typing import NoReturn
 
 from atropos_gym.errors import UnusableGold
-from atropos_gym.rewards._commitment import MAX_ANSWER_CHARS, Commitment, find_commitment
-from atropos_gym.rewards._forms import Equation, Form, Group, Leaf, Matrix, read_form
+from atropos_gym.rewards import _worker
+from atropos_gym.rewards._commitment import MAX_ANSWER_CHARS, boxed, find_commitment, hashed
+from atropos_gym.rewards._equality import equal_forms
+from atropos_gym.rewards._expression import ExpressionGrammar
+from atropos_gym.rewards._forms import Group, read_form, read_values
 from atropos_gym.rewards._latex import clean
-from atropos_gym.rewards._numbers import Number, numbers_in, read_number, same_number
-from atropos_gym.rewards._symbolic import TooBig, equal_equations, equal_expressions, is_rounded_value
-from atropos_gym.rewards._text import plain_characters, visible
+from atropos_gym.rewards._numbers import Number, numbers_in, same_number
+from atropos_gym.rewards._size import TooBig, judge_size
+from atropos_gym.rewards._text import plain_characters
 from atropos_gym.rewards.verdict import Verdict, right, unparsed, wrong
 
 __all__ = ["read_gold_number", "verify_math", "verify_number"]
 
-_MAX_PARTS = 50
+_NUMBERS = ExpressionGrammar(words_first=True)
+_FORMULAS = ExpressionGrammar(words_first=False)
 
 
-def _is_number(text: str) -> bool:
-    return len(text) <= MAX_ANSWER_CHARS and read_number(clean(text)) is not None
+def _gold_value(gold: object) -> str:
+    """The gold's own text: what stands after the last ``####``, or is boxed, or all of it.
 
-
-def _commitment(completion: str, opened: bool) -> Commitment:
-    text = visible(completion, opened)
-    if text is None:
-        return Commitment((), "unclosed_think")
-    return find_commitment(plain_characters(text), _is_number)
-
-
-def _gold_value(gold: str) -> str:
-    """The gold's own text: what is boxed, or stands after the last ``####``, or all of it."""
+    Raises:
+        UnusableGold: it is no text, or its value is too long to be anybody's answer.
+    """
+    if isinstance(gold, bool) or not isinstance(gold, str | int | float):
+        raise UnusableGold(f"the gold must be a text, got {type(gold).__name__}: fix or drop this row")
     text = plain_characters(str(gold))
-    found = find_commitment(text, _is_number)
-    if found.values and ("####" in text or "\\boxed" in text or "\\fbox" in text):
-        return ", ".join(found.values)
-    return text.rpartition("####")[2].strip()
+    found = hashed(text) or boxed(text)
+    value = text if found is None or not found.values else ", ".join(found.values)
+    if len(value.strip()) > MAX_ANSWER_CHARS:
+        raise UnusableGold(f"the gold has {len(value)} characters: fix or drop this row")
+    return value.strip()
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 # --- one number -----------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def read_gold_number(gold: str) -> Number:
     return number
 
 
-def verify_number(completion: str, gold: str, *, opened: bool = False) -> Verdict:
+def verify_number(completion: str, gold: str, opened: bool = False) -> Verdict:
     r"""Checks an answer that is one number, as in GSM8K.
 
     Args:
@@ -88,7 +91,7 @@ def verify_number(completion: str, gold: str, *, opened: bool = False) -> Verdic
         Verdict(value=<VerdictValue.UNPARSED: 'unparsed'>, reason='no_commitment')
     """
     wanted = read_gold_number(gold)
-    found = _commitment(completion, opened)
+    found = find_commitment(completion, _NUMBERS, opened=opened)
     if not found.values:
         return unparsed(found.reason)
     if len(found.values) > 1:
@@ -101,7 +104,29 @@ def verify_number(completion: str, gold: str, *, opened: bool = False) -> Verdic
 
 
 # --- any form -------------------------------------------------------------------------------------------
-def verify_math(completion: str, gold: str, *, opened: bool = False) -> Verdict:
+class _NeedsAlgebra(Exception):
+    """Two formulas must be compared by the worker."""
+
+
+class _Elsewhere:
+    """Algebra that is done by the worker: all that is done here is to judge sizes."""
+
+    def equal_expressions(self, gold: str, answer: str) -> bool:
+        return self._ask(gold, answer)
+
+    def equal_relations(self, gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
+        return self._ask(gold[0], gold[2], answer[0], answer[2])
+
+    def is_rounded_value(self, gold: str, answer: Number) -> bool:
+        return answer.decimals is not None and answer.decimals >= 6 and self._ask(gold)
+
+    def _ask(self, *texts: str) -> NoReturn:
+        for text in texts:
+            judge_size(text)
+        raise _NeedsAlgebra
+
+
+def verify_math(completion: str, gold: str, opened: bool = False) -> Verdict:
     r"""Checks a mathematical answer of any form.
 
     Args:
@@ -111,6 +136,7 @@ def verify_math(completion: str, gold: str, *, opened: bool = False) -> Verdict:
 
     Raises:
         UnusableGold: the gold is blank.
+        VerifierError: the process that compares formulas cannot be started.
 
     Example:
         >>> bool(verify_math(r"So \boxed{\frac{6}{4}}.", "1.5"))
@@ -121,104 +147,17 @@ def verify_math(completion: str, gold: str, *, opened: bool = False) -> Verdict:
     wanted = _gold_value(gold)
     if not clean(wanted):
         raise UnusableGold(f"the gold is blank: {_short(str(gold))}: fix or drop this row")
-    found = _commitment(completion, opened)
+    found = find_commitment(completion, _FORMULAS, opened=opened)
     if not found.values:
         return unparsed(found.reason)
-    gold_form, answer = read_form(wanted), _read_values(found.values)
+    gold_form, answer = read_form(wanted), read_values(found.values)
     try:
-        equal = _equal(gold_form, answer)
+        outcome = "equal" if equal_forms(gold_form, answer, _Elsewhere()) else "not_equal"
     except TooBig:
-        return wrong("too_big")
-    if equal:
+        outcome = "too_big"
+    except _NeedsAlgebra:
+        outcome = _worker.compare(wanted, found.values)
+    if outcome == "equal":
         return right()
     hedged = isinstance(answer, Group) and answer.brackets == "" and not isinstance(gold_form, Group)
-    return wrong("hedged" if hedged else "not_equal")
-
-
-def _read_values(values: tuple[str, ...]) -> Form:
-    forms = [read_form(value) for value in values]
-    return forms[0] if len(forms) == 1 else Group("", tuple(forms))
-
-
-def _equal(gold: Form, answer: Form) -> bool:
-    """Whether two forms are equal; the gold comes first.
-
-    Raises:
-        TooBig: that cannot be said within bounds.
-    """
-    if isinstance(gold, Equation) and isinstance(answer, Equation):
-        same = (gold.left, gold.right) == (answer.left, answer.right)
-        return same or equal_equations((gold.left, gold.right), (answer.left, answer.right))
-    if isinstance(gold, Equation):
-        return bool(gold.name) and _equal(read_form(gold.right), answer)
-    if isinstance(answer, Equation):
-        return bool(answer.name) and _equal(gold, read_form(answer.right))
-    if isinstance(gold, Group) and isinstance(answer, Group):
-        return _equal_groups(gold, answer)
-    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
-            return False
-        cells = zip(sum(gold.rows, ()), sum(answer.rows, ()), strict=True)
-        return all(_equal(one, other) for one, other in cells)
-    if isinstance(gold, Leaf) and isinstance(answer, Leaf):
-        return _equal_leaves(gold, answer)
-    return False
-
-
-def _equal_groups(gold: Group, answer: Group) -> bool:
-    if len(gold.parts) != len(answer.parts) or len(gold.parts) > _MAX_PARTS:
-        return False
-    if gold.ordered or answer.ordered:
-        bare = "" in (gold.brackets, answer.brackets)
-        if gold.brackets != answer.brackets and not bare:
-            return False
-        return all(_equal(one, other) for one, other in zip(gold.parts, answer.parts, strict=True))
-    if "U" in (gold.brackets, answer.brackets) and gold.brackets != answer.brackets:
-        return False
-    return _same_in_any_order(gold.parts, list(answer.parts))
-
-
-def _same_in_any_order(gold: tuple[Form, ...], answer: list[Form]) -> bool:
-    """Pairs each part of the gold with one of the answer; a few parts are tried in all orders."""
-    if len(gold) <= 3:
-        return any(
-            all(_equal(one, other) for one, other in zip(gold, order, strict=True))
-            for order in permutations(answer)
-        )
-    for one in gold:
-        match = next((k for k, other in enumerate(answer) if _equal(one, other)), None)
-        if match is None:
-            return False
-        del answer[match]
-    return True
-
-
-def _equal_leaves(gold: Leaf, answer: Leaf) -> bool:
-    if gold.number is not None and answer.number is not None:
-        return same_number(gold.number, answer.number)
-    if _bare_text(gold.text) == _bare_text(answer.text):
-        return True
-    if gold.words or answer.words:
-        return _bare_text(gold.text).lower() == _bare_text(answer.text).lower()
-    if answer.number is not None and is_rounded_value(gold.text, answer.number):
-        return True
-    return equal_expressions(_latex(gold), _latex(answer))
-
-
-def _latex(leaf: Leaf) -> str:
-    if leaf.number is None:
-        return leaf.text
-    value = leaf.number.value
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def _bare_text(text: str) -> str:
-    """The text without blanks and outer brackets."""
-    text = re.sub(r"\s+", "", text)
-    while len(text) > 2 and text[0] + text[-1] in ("()", "[]", "{}"):
-        text = text[1:-1]
-    return text
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return wrong("hedged" if hedged and outcome == "not_equal" else outcome)

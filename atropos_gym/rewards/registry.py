@@ -8,6 +8,7 @@ from typing import Any
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.rewards.answers import verify_math, verify_number
+from atropos_gym.rewards.choice import verify_choice
 from atropos_gym.rewards.simple import exact_match, format_reward, length_penalty
 from atropos_gym.rewards.verdict import Verdict
 
@@ -19,6 +20,7 @@ REWARDS: dict[str, RewardFunction] = {
     "exact_match": exact_match,
     "format": format_reward,
     "length_penalty": length_penalty,
+    "verify_choice": verify_choice,
     "verify_math": verify_math,
     "verify_number": verify_number,
 }

@@ -1,0 +1,86 @@
+"""Judges by its text alone whether a formula may be evaluated.
+
+What could take long or grow huge is compared as text only: powers in the exponent of a number, results above
+10,000 digits, large factorials.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+__all__ = ["MAX_CHARS", "TooBig", "judge_size"]
+
+MAX_CHARS = 300
+"""Formulas that are longer are compared as text only."""
+
+_MAX_DIGITS = 10_000
+_MAX_FACTORIAL = 3_000
+_INTEGERS = re.compile(r"\d+")
+_FACTORIAL = re.compile(r"(\d+|[A-Za-z]?)\s*(!+)")
+_HAT = re.compile(r"\^|\*\*")
+_TOKEN = re.compile(r"\s*(-?\s*(?:\d+(?:\.\d+)?|\\[A-Za-z]+(?:\s*\{[^{}]*\})*|[^\s{(]))")
+_CLOSERS = {"{": "}", "(": ")"}
+
+
+class TooBig(Exception):
+    """A formula is not evaluated, because that could take too long."""
+
+
+def judge_size(text: str) -> None:
+    """Raises TooBig for a cleaned formula that is compared as text only.
+
+    Example:
+        >>> judge_size("2^{100} + 5!")
+        >>> judge_size("9^{9^9}")
+        Traceback (most recent call last):
+        ...
+        atropos_gym.rewards._size.TooBig: 9^{9^9}
+    """
+    if len(text) > MAX_CHARS:
+        raise TooBig(text)
+    for number, marks in _FACTORIAL.findall(text):
+        if (
+            len(marks) > 1
+            or not number
+            or (number.isdigit() and (len(number) > 4 or int(number) > _MAX_FACTORIAL))
+        ):
+            raise TooBig(text)
+    size = 1
+    for base, exponent, after in _powers(text):
+        # A letter stays as it is: e^{x^2} is no tower.
+        tower = _HAT.search(exponent) is not None or _HAT.match(after) is not None
+        if (tower and not base.isalpha()) or "!" in exponent or after.startswith("!"):
+            raise TooBig(text)
+        judge_size(exponent)
+        if not base.isalpha():
+            for digits in _INTEGERS.findall(exponent):
+                size *= max(1, int(digits)) if len(digits) < 6 else _MAX_DIGITS
+    if size > 1 and size * sum(map(len, _INTEGERS.findall(text))) > _MAX_DIGITS:
+        raise TooBig(text)
+
+
+def _powers(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yields each power outside other exponents: the base's last character, the exponent, what follows it."""
+    position = 0
+    while hat := _HAT.search(text, position):
+        base = text[: hat.start()].rstrip()[-1:]
+        begin = hat.end() + len(text[hat.end() :]) - len(text[hat.end() :].lstrip())
+        position = _group_end(text, begin)
+        if position < 0:
+            token = _TOKEN.match(text, begin)
+            position = begin if token is None else token.end()
+        yield base, text[begin:position], text[position:].lstrip()
+
+
+def _group_end(text: str, begin: int) -> int:
+    """Where the bracket that opens at ``begin`` closes; -1 where none opens."""
+    opener = text[begin : begin + 1]
+    if opener not in _CLOSERS:
+        return -1
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += (text[at] == opener) - (text[at] == _CLOSERS[opener])
+        if depth == 0:
+            return at + 1
+    return len(text)
