@@ -167,8 +167,9 @@ class ChatTemplate:
             return environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"the chat template of {self.name} is no Jinja (line {error.lineno}: {error.message})"
-            ) from error
+                f"the chat template of {self.name} is no valid Jinja, line {error.lineno}: {error.message}; "
+                "give template= without the mistake"
+            ) from None
 
     def _shows_the_day(self, day: datetime.date) -> bool:
         """Returns whether prompts of another day would differ."""
@@ -198,9 +199,11 @@ def _choose(tokenizer: HFTokenizer, wanted: str | None) -> str:
             raise ConfigError(f"template must be Jinja source as a str, got {type(wanted).__name__}")
         if isinstance(own, Mapping) and wanted in own:
             return str(own[wanted])
-        if "{" not in wanted:
-            names = f"; {tokenizer.name} has {', '.join(sorted(own))}" if isinstance(own, Mapping) else ""
-            raise ConfigError(f"template={wanted!r:.60} is neither Jinja source nor a template's name{names}")
+        if isinstance(own, Mapping) and "{" not in wanted:
+            raise ConfigError(
+                f"template={wanted!r:.60} is neither Jinja source nor one of the templates of "
+                f"{tokenizer.name}: {', '.join(sorted(own))}"
+            )
         return wanted
     if isinstance(own, Mapping):
         if "default" not in own:

@@ -141,6 +141,13 @@ def _sample(renderer: ChatRenderer, chance: random.Random) -> list[int]:
     return chance.choice([ids, [*ids, *end], [*ids, *end], [*ids, *end, *ids]])
 
 
+def _bridge(renderer: ChatRenderer, turn_ids: list[int], messages: list[dict[str, Any]]) -> list[int]:
+    """Returns a bridge, also where the renderer itself renders the whole conversation at every turn."""
+    if renderer.past == "append":
+        return renderer.bridge(turn_ids, messages)
+    return renderer._dialect.bridge(turn_ids[-1], messages)
+
+
 def try_canonical(renderer: ChatRenderer, close: int) -> dict[str, Any]:
     """Compares two turns in plain words with the template's own render of the whole conversation.
 
@@ -158,7 +165,7 @@ def try_canonical(renderer: ChatRenderer, close: int) -> dict[str, Any]:
     for text, answer in (("Hi there", "Too low."), ("Is it 7?", "Yes.")):
         said = renderer.say(text)
         new = [_user(answer)]
-        bridge = renderer._dialect.bridge(said[-1], new)
+        bridge = _bridge(renderer, said, new)
         conversation += [{"role": "assistant", "content": text}, *new]
         full = renderer.prompt(conversation)
         bridges_equal = bridges_equal and full[-len(bridge) - 1 :] == [close, *bridge]
@@ -181,8 +188,8 @@ def try_cut(renderer: ChatRenderer, close: int) -> dict[str, Any]:
         None where that is not the close, followed by what follows a whole turn.
     """
     try:
-        whole = renderer._dialect.bridge(renderer.say("x")[-1], [_user("y")])
-        cut = renderer._dialect.bridge(renderer.say("x")[-2], [_user("y")])
+        whole = _bridge(renderer, renderer.say("x"), [_user("y")])
+        cut = _bridge(renderer, renderer.say("x")[:-1], [_user("y")])
     except NewSegment as error:
         return {"supplied": None, "refused": str(error)}
     supplied = cut[: len(cut) - len(whole)]
