@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from atropos_gym.errors import ConfigError
+from atropos_gym.messages import Reply
 from atropos_gym.parsing import ParsedAction, describe_format, format_action, format_call, parse_action
 
 __all__ = ["Choice", "SpokenActions", "default_format"]
@@ -71,7 +72,8 @@ class SpokenActions:
         'Possible actions: stick, hit. Answer as <action>NAME</action>.'
         >>> spoken.choice((0, 1)).words
         ('hit',)
-        >>> spoken.read("I take <action>hit</action>", spoken.choice(None)).value
+        >>> text = "I take <action>hit</action>"
+        >>> spoken.read(Reply(text=text, content=text), spoken.choice(None)).value
         1
     """
 
@@ -151,8 +153,12 @@ class SpokenActions:
             return None
         return tuple(map(self.say, range(self._first, self._first + self._n)))
 
-    def read(self, content: str, choice: Choice | None) -> ParsedAction:
+    def read(self, reply: Reply, choice: Choice | None) -> ParsedAction:
         """Returns the action in a reply."""
+        content = reply.content
+        if self.format == "tool_call" and self.dialect is None and reply.tool_calls:
+            # A template of channels has taken the calls out of the text.
+            content += "".join(format_call(call.name, call.arguments) for call in reply.tool_calls)
         return parse_action(
             content,
             self.space,

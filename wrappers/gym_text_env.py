@@ -134,7 +134,7 @@ class GymTextEnv(TextEnv):
             **{**self._limits(system_prompt or ""), **asked},
         )
         if self._actions is not None:  # calls are written as the model's template writes them
-            self._actions = self._actions.in_dialect(getattr(self.renderer, "tool_dialect", None))
+            self._actions = self._actions.in_dialect(self.renderer.tool_dialect)
         self.answers = None if parse is not None or self._actions is None else self._actions.answers
         self._opening = self._join_system(system_prompt)
         self._seed: int | None = None
@@ -211,14 +211,14 @@ class GymTextEnv(TextEnv):
         """Steps the simulator with the action that the reply names."""
         if reply.fault is not None:
             return self._refuse(reply.fault)
-        action = self._read(reply.content)
+        action = self._read(reply)
         if not action.valid:
             return self._refuse(str(action.reason))
         observation, gain, terminated, truncated, info = self.simulator.step(action.value)
         reward = finite_reward(gain, type(self.simulator.unwrapped).__name__)
         if not (terminated or truncated):
             # What is known where this turn is the last one that max_turns allows.
-            self._solved = self.describer.success(observation, reward, False)
+            self._solved = self._success(observation, reward, False, info)
             return Feedback(self._tell(observation, info), reward=reward, success=self._solved)
         terminated = bool(terminated)
         return Feedback(
@@ -226,8 +226,17 @@ class GymTextEnv(TextEnv):
             reward=reward,
             terminated=terminated,
             truncated=bool(truncated) and not terminated,
-            success=self.describer.success(observation, reward, terminated),
+            success=self._success(observation, reward, terminated, info),
         )
+
+    def _success(
+        self, observation: Any, reward: float, terminated: bool, info: Mapping[str, Any]
+    ) -> bool | None:
+        """Returns what the describer knows of success, else what the simulator itself says of it."""
+        known = self.describer.success(observation, reward, terminated)
+        if known is None and "is_success" in info:
+            return bool(info["is_success"])
+        return known
 
     def _tell(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Returns the state in words, and the format unless the describer is terse."""
@@ -239,12 +248,12 @@ class GymTextEnv(TextEnv):
         self._state = state
         return state
 
-    def _read(self, content: str) -> ParsedAction:
+    def _read(self, reply: Reply) -> ParsedAction:
         """Returns the action in a reply."""
         if self._parse is None:
             assert self._actions is not None  # without a format there is a parser
-            return self._actions.read(content, self._choice)
-        action = self._parse(content)
+            return self._actions.read(reply, self._choice)
+        action = self._parse(reply.content)
         if not isinstance(action, ParsedAction):
             known = action is not None and self.simulator.action_space.contains(action)
             action = ParsedAction(action, True) if known else ParsedAction(None, False, "not_an_action")

@@ -22,7 +22,9 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from atropos_gym.errors import ConfigError
+from atropos_gym.messages import Reply, ToolCall
 from atropos_gym.parsing import describe_format
+from atropos_gym.rendering import ChatRenderer
 from atropos_gym.wrappers._spoken_actions import SpokenActions, default_format
 from atropos_gym.wrappers.describers.spaces import MAX_NUMBERS
 from atropos_gym.wrappers.gym_text_env import GymTextEnv
@@ -423,18 +425,27 @@ def test_every_format_says_how_to_answer(format: str) -> None:
         assert "invalid" not in say(env, answer)[4]
 
 
-def test_a_call_is_written_as_the_template_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_written_as_the_template_writes_it() -> None:
     env = GymTextEnv("CartPole-v1", format="tool_call")
     env.reset(seed=0)
     written = '<tool_call>\n{"name": "act", "arguments": {"action": "left"}}\n</tool_call>'
     assert (env.answers or ())[0] == written
     assert written.replace("left", "ACTION") in env.messages[0]["content"]
-    monkeypatch.setattr(type(env.renderer), "tool_dialect", "llama3_json", raising=False)
-    other = GymTextEnv("CartPole-v1", format="tool_call")
+    renderer = ChatRenderer("bytes")
+    renderer.tool_dialect = "llama3_json"
+    other = GymTextEnv("CartPole-v1", format="tool_call", renderer=renderer)
     other.reset(seed=0)
     assert (other.answers or ())[0] == '{"name": "act", "parameters": {"action": "left"}}'
     assert '{"name": "act", "parameters": {"action": "ACTION"}}' in other.messages[0]["content"]
     assert "invalid" not in say(other, other.sample_reply() or "")[4]
+
+
+def test_calls_that_channels_carry_are_read_too() -> None:
+    spoken = SpokenActions(spaces.Discrete(2), "tool_call", names=("left", "right"))
+    call = ToolCall("act", {"action": "right"})
+    for calls, value in (((call,), 1), ((call, call), None), ((ToolCall("walk", {"action": 1}),), None)):
+        read = spoken.read(Reply(text="", content="", tool_calls=calls), None)
+        assert (read.value, read.valid) == (value, value is not None)
 
 
 def test_a_mask_holds_in_every_format() -> None:
@@ -468,6 +479,22 @@ def test_nothing_legal_has_no_random_reply() -> None:
     env = GymTextEnv(Stuck(spaces.Discrete(2), spaces.Discrete(2)))
     _, info = env.reset(seed=0)
     assert (info["legal_actions"], env.sample_reply()) == ([], None)
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_simulators_own_word_of_success_is_passed_on(solved: bool) -> None:
+    class Robot(Anything):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], {"is_success": np.float32(solved)}
+
+    env = GymTextEnv(Robot(spaces.Discrete(2), spaces.Discrete(2), length=1))
+    env.reset(seed=0)
+    info = say(env, env.sample_reply() or "")[4]
+    assert info["success"] is info["is_success"] is solved
+    cut = GymTextEnv(Robot(spaces.Discrete(2), spaces.Discrete(2)), max_turns=2)
+    cut.reset(seed=0)
+    say(cut, "<action>1</action>")
+    assert say(cut, "nonsense")[4]["success"] is solved
 
 
 def test_many_actions_are_told_as_a_range() -> None:
