@@ -3,7 +3,8 @@
 (() => {
   const PER_PAGE = 25;  // groups
   const $ = (id) => document.getElementById(id);
-  const groups = JSON.parse($("data").textContent);
+  const { groups, parts } = JSON.parse($("data").textContent);
+  const bodyOf = (episode) => episode.body.map((place) => parts[place]).join("");
   const list = $("list"), about = $("about");
   const all = groups.flatMap((group) => group.episodes);
   const byNumber = new Map(all.map((episode) => [episode.number, episode]));
@@ -12,7 +13,7 @@
   const ENTITIES = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#x27;": "'" };
   // Attributes hold no ">": every text of the page is escaped.
   const plain = (html) => html.replace(/<[^>]*>/g, "").replace(/&[^;]+;/g, (entity) => ENTITIES[entity] ?? entity);
-  const text = (episode) => (episode.text ??= plain(`${episode.head}\n${episode.body}`).replaceAll("⏎\n", "\n").toLowerCase());
+  const text = (episode) => (episode.text ??= plain(`${episode.head}\n${bodyOf(episode)}`).replaceAll("⏎\n", "\n").toLowerCase());
 
   function matches(episode) {
     const wanted = $("find").value.toLowerCase();
@@ -63,7 +64,7 @@
   function fill(details) {
     if (details.children.length > 1) return;
     const body = document.createElement("div");
-    body.innerHTML = byNumber.get(+details.id.slice(1)).body;
+    body.innerHTML = bodyOf(byNumber.get(+details.id.slice(1)));
     for (const pre of body.querySelectorAll("pre")) { pre.tabIndex = 0; pre.setAttribute("aria-label", "ids; arrow keys go through them"); }
     details.append(body);
   }

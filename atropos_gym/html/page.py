@@ -41,7 +41,7 @@ def render_group(group: ShownGroup, *, title: str | None = None, open: bool = Fa
     """
     episodes = "".join(
         f'<details class="episode"{" open" if open and index == 0 else ""}>'
-        f"<summary>{_summary(episode)}</summary>{render_episode(episode, group.pieces)}</details>"
+        f"<summary>{_summary(episode)}</summary>{''.join(render_episode(episode, group.pieces))}</details>"
         for index, episode in enumerate(group.episodes)
     )
     name = escape(visible(group.title if title is None else title))
@@ -66,12 +66,15 @@ def render_page(
         >>> "<h1>Nothing yet</h1>" in page, "r&lt;1&gt;" in page
         (True, True)
     """
-    data: list[dict[str, Any]] = []
+    # Members of a group share their prompt, and rows much else: each part is held once.
+    places: dict[str, int] = {}
+    drawn: list[dict[str, Any]] = []
     tally = _Tally()
     for group in groups:
-        episodes = [_episode(number, episode, group) for number, episode in group.shown]
-        data.append({"head": _group_head(group), "episodes": episodes})
+        episodes = [_episode(number, episode, group, places) for number, episode in group.shown]
+        drawn.append({"head": _group_head(group), "episodes": episodes})
         tally.add(group)
+    data = {"groups": drawn, "parts": list(places)}
     shown = "".join(
         f"<div><dt>{escape(visible(str(label)))}</dt><dd>{escape(visible(str(value)))}</dd></div>"
         for label, value in {**tally.facts(), **(facts or {})}.items()
@@ -88,12 +91,12 @@ def render_page(
     )
 
 
-def _episode(number: int, episode: ShownEpisode, group: ShownGroup) -> dict[str, Any]:
-    """Returns an episode as ``page.js`` reads it: HTML, and what is filtered by."""
+def _episode(number: int, episode: ShownEpisode, group: ShownGroup, places: dict[str, int]) -> dict[str, Any]:
+    """Returns an episode as ``page.js`` reads it: HTML, places of its parts, and what is filtered by."""
     return {
         "number": number,
         "head": f'<a class="link" href="#e{number}">#{number}</a>{_summary(episode)}',
-        "body": render_episode(episode, group.pieces),
+        "body": [places.setdefault(part, len(places)) for part in render_episode(episode, group.pieces)],
         "invalid": episode.invalid_turns,
         "solved": None if episode.success is None else int(episode.success),
     }

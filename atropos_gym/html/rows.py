@@ -25,25 +25,25 @@ _SOURCE_CLASS: Mapping[Source, str] = {"template": "t", "message": "m", "sampled
 _LIKELY = (0.02, 0.1, 0.35, 0.75)
 
 
-def render_episode(episode: ShownEpisode, pieces: Pieces) -> str:
-    """Returns all of an episode: its rows, and what was said that is in no row."""
+def render_episode(episode: ShownEpisode, pieces: Pieces) -> list[str]:
+    """Returns all of an episode in parts: its rows, and what was said that is in no row."""
     several = len(episode.rows) > 1
     parts = []
     first_turn = 0
     for index, row in enumerate(episode.rows):
         if several:
             parts.append(f'<h4 class="segment">segment {index}<span>{_size(row)}</span></h4>')
-        parts.append(render_row(row, pieces, first_turn=first_turn))
+        parts += render_row(row, pieces, first_turn=first_turn)
         first_turn += len(row.turns)
     if not pieces.known:
         parts += [_message(message, "said") for message in episode.messages]
     else:
         parts += [_message(message, "at the end, read by no policy") for message in episode.unread]
-    return "".join(parts)
+    return parts
 
 
-def render_row(row: ShownRow, pieces: Pieces, *, first_turn: int = 0) -> str:
-    """Returns one row: its prompt, turns and bridges, each under what is known of it.
+def render_row(row: ShownRow, pieces: Pieces, *, first_turn: int = 0) -> list[str]:
+    """Returns the parts of a row: its prompt, turns and bridges, each under what is known of it.
 
     Args:
         row: ids and what is known of them.
@@ -51,11 +51,11 @@ def render_row(row: ShownRow, pieces: Pieces, *, first_turn: int = 0) -> str:
         first_turn: number of the row's first turn in its episode.
 
     Example:
-        >>> pieces = Pieces(chr, lambda id_: None)
-        >>> page = render_row(ShownRow([60, 104], [-100, 104], [1.0, -0.25]), pieces)
-        >>> page[page.index("<pre") :][:66]
+        >>> row = ShownRow([60, 104], [-100, 104], [1.0, -0.25])
+        >>> prompt, turn = render_row(row, Pieces(chr, lambda id_: None))
+        >>> prompt[prompt.index("<pre") :]
         '<pre data-at="0"><b class="u" data-i="60">&lt;</b></pre></section>'
-        >>> '<b class="s y p0" data-i="104" data-l="-0.2500">h</b>' in page
+        >>> '<b class="s y p0" data-i="104" data-l="-0.2500">h</b>' in turn
         True
     """
     parts = []
@@ -63,7 +63,7 @@ def render_row(row: ShownRow, pieces: Pieces, *, first_turn: int = 0) -> str:
     for stretch in stretches(row):
         parts.append(_stretch(row, stretch, pieces, turn))
         turn += stretch.kind == "turn"
-    return "".join(parts)
+    return parts
 
 
 def _stretch(row: ShownRow, stretch: Stretch, pieces: Pieces, turn: int) -> str:

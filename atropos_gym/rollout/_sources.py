@@ -1,19 +1,18 @@
 """Who put each id of an episode's rows there: the template, a message, or the policy.
 
-A row is rendered again from its messages, and only what gives the row's own ids, position by position, is
-believed; of a row that cannot be explained so, nothing is said.
+A row is explained by the messages that give its own prompt, id for id, and its own turns, position by
+position; of a row that nothing explains, nothing is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
-from atropos_gym.errors import TemplateError
+from atropos_gym.errors import NewSegment, TemplateError
 from atropos_gym.html import Source
 from atropos_gym.messages import Message
 from atropos_gym.rendering import ChatRenderer
-from atropos_gym.rollout.episode import Episode, Row
+from atropos_gym.rollout.episode import UNTRAINED_MASK, Episode, Row
 
 __all__ = ["row_sources"]
 
@@ -47,35 +46,18 @@ def _explain(row: Row, opening: Sequence[Message], renderer: ChatRenderer) -> li
     messages = [*opening, *row.messages]
     while messages and messages[-1]["role"] != "assistant":  # said at the end: the policy never read it
         messages.pop()
-    first = len(opening) + len(_before_reply(row.messages))
-    if not row.turns or not messages or any(message["role"] == "assistant" for message in messages[:first]):
+    prompt = messages[: len(opening) + len(_before_reply(row.messages))]
+    if not row.turns or not messages:
         return None
     try:
-        if renderer.prompt(messages[:first]) != row.ids[: row.turns[0].start]:
+        if renderer.prompt(prompt) != row.ids[: row.turns[0].start]:
             return None
-        spans = renderer.spans(messages)
-    except TemplateError:
+        spans = renderer.spans(messages, turns=[row.ids[turn.start : turn.end] for turn in row.turns])
+    except (TemplateError, NewSegment):
         return None
-    contexts = [
-        list(run) for sampled, run in groupby(spans, lambda source: source == "policy") if not sampled
-    ]
-    return _fit(row, contexts)
-
-
-def _fit(row: Row, contexts: Sequence[Sequence[str]]) -> list[Source] | None:
-    """Puts the sources of prompt and bridges around the turns that were sampled."""
-    if len(contexts) != len(row.turns):
-        return None
-    sources: list[Source] = []
-    for turn, context in zip(row.turns, contexts, strict=True):
-        # A turn without an end id is closed by the bridge, with ids of the template.
-        closing = turn.start - len(sources) - len(context)
-        if closing < 0:
-            return None
-        sources += ["template"] * closing
-        sources += ["message" if source == "message" else "template" for source in context]
-        sources += ["sampled"] * (turn.end - turn.start)
-    return sources if len(sources) == len(row.ids) else None
+    sources: list[Source] = ["sampled" if source == "policy" else source for source in spans]
+    sampled = [mark != UNTRAINED_MASK for mark in row.mask]
+    return sources if [source == "sampled" for source in sources] == sampled else None
 
 
 def _before_reply(messages: Sequence[Message]) -> list[Message]:

@@ -77,14 +77,18 @@ def row(prompt: str, sampled: str, logprob: float = -0.1, **more: Any) -> ShownR
 
 
 def shown(one: ShownRow, pieces: Pieces = PIECES) -> Ids:
-    return Ids(render_row(one, pieces))
+    return Ids("".join(render_row(one, pieces)))
 
 
 def data_of(page: str) -> list[dict[str, Any]]:
     """What the page's script reads."""
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    data = json.loads(found[1])
+    for entry in data["groups"]:
+        for episode in entry["episodes"]:
+            episode["body"] = "".join(data["parts"][place] for place in episode["body"])
+    return data["groups"]
 
 
 # --- ids
@@ -218,7 +222,7 @@ def test_stretches_follow_the_turns_or_the_mask() -> None:
 
 
 def test_an_empty_turn_is_said() -> None:
-    page = render_row(ShownRow([1], [-100], turns=[ShownTurn(1, 1, -1.0)]), PIECES)
+    page = "".join(render_row(ShownRow([1], [-100], turns=[ShownTurn(1, 1, -1.0)]), PIECES))
     assert "nothing was sampled" in page
 
 
@@ -248,7 +252,7 @@ def test_a_turn_says_why_its_reward_is_what_it_is() -> None:
         "legal: hit, stick",
         "version 3",
     ]
-    page = render_row(ShownRow([65], [65], turns=[turn]), PIECES)
+    (page,) = render_row(ShownRow([65], [65], turns=[turn]), PIECES)
     assert 'class="turn bad"' in page
     assert "invalid: no_container" in page
 
@@ -315,6 +319,13 @@ def test_a_page_holds_every_episode_as_data() -> None:
     head = Ids(page[: page.index("<script")]).text
     for fact in ("groups2", "episodes4", "mean score+0.25", "ids16", "trained8 (50 %)", "invalid turns4"):
         assert fact in head
+
+
+def test_a_prompt_that_a_group_shares_is_held_once() -> None:
+    same = group()
+    page = render_page("Rollouts", [replace(same, episodes=[same.episodes[0]] * 8)])
+    assert page.count('data-i=\\"104\\"') == 1
+    assert len(data_of(page)[0]["episodes"]) == 8
 
 
 def test_a_page_of_one_episode() -> None:

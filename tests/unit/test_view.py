@@ -63,7 +63,11 @@ def view(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 def data_of(path: str) -> list[dict[str, Any]]:
     found = re.search(r'type="application/json">(.*?)</script>', Path(path).read_text())
     assert found is not None
-    return json.loads(found[1])
+    data = json.loads(found[1])
+    for group in data["groups"]:
+        for episode in group["episodes"]:
+            episode["body"] = "".join(data["parts"][place] for place in episode["body"])
+    return data["groups"]
 
 
 # --- the page

@@ -219,9 +219,9 @@ def test_the_page_shows_every_group_with_its_control_ids(groups: list[EpisodeGro
     assert "r&lt;1&gt;" in page
     found = re.search(r'type="application/json">(.*?)</script>', page)
     assert found is not None
-    data = json.loads(found[1])
+    data = json.loads(found[1])["groups"]
     assert ["Countdown · group 0 · version 0" in data[0]["head"], len(data)] == [True, 2]
-    body = "".join(episode["body"] for group in data for episode in group["episodes"])
+    body = "".join(json.loads(found[1])["parts"])
     for name in ("bos", "user", "assistant", "system", "end"):
         assert f">&lt;{name}&gt;</b>" in body
     assert '<b class="s y p3 c" data-i="259" data-l="-3.0000">' in body
