@@ -69,6 +69,8 @@ class BytesDialect:
             "variables": [],
             "clock": None,
             "end_of_turn": _END,
+            "writes_thoughts": False,
+            "thoughts_kept": True,
             "header_ids": [BytesTokenizer.ASSISTANT],
             "user": form,
             "tool": dict(form),

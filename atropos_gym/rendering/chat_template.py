@@ -143,8 +143,8 @@ class ChatTemplate:
         """All text that the template itself can write, pieces apart by a null character."""
         import jinja2.nodes
 
-        pieces = [node.data for node in self._tree.find_all(jinja2.nodes.TemplateData)]
-        pieces += [n.value for n in self._tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)]
+        pieces = [node.data for node in self.tree.find_all(jinja2.nodes.TemplateData)]
+        pieces += [n.value for n in self.tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)]
         return "\0".join(pieces)
 
     @cached_property
@@ -152,10 +152,10 @@ class ChatTemplate:
         """Names that the template reads."""
         import jinja2.nodes
 
-        return frozenset(n.name for n in self._tree.find_all(jinja2.nodes.Name) if n.ctx == "load")
+        return frozenset(n.name for n in self.tree.find_all(jinja2.nodes.Name) if n.ctx == "load")
 
     @cached_property
-    def _tree(self) -> Any:
+    def tree(self) -> Any:
         """The template, parsed."""
         import jinja2
         import jinja2.ext

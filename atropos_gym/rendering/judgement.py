@@ -113,6 +113,8 @@ def _tools(facts: _Facts) -> Finding:
     tool = facts["tool"]
     schemas = "schemas are written" if facts["takes_tools"] else "schemas are not written"
     calls = f", calls are read as {facts['tool_dialect']}" if facts["tool_dialect"] else ""
+    if facts["takes_tools"] and not calls:
+        calls = ", calls are read in channels" if facts["channels"] else ", calls have a form not known here"
     if "refused" in tool:
         remedy = "nothing, unless the model was trained with a tool role: then give its template (template=)"
         if "none of the stop ids" in tool["refused"]:
@@ -152,9 +154,10 @@ def _thinking(facts: _Facts) -> Finding:
     if facts["channels"]:
         return Finding("thinking", "ok", f"in channels: analysis is thinking, final is the answer{switch}")
     if not facts["think_tags"]:
-        return Finding("thinking", "ok", f"no think tags in this template{switch}")
-    opened = f"the prompt opens {facts['opener']}" if facts["opener"] else "the model opens it itself"
-    if facts["history_keeps"]["thinking"]:
+        return Finding("thinking", "ok", f"no think tags in template and tokenizer{switch}")
+    tag = facts["think_tags"][0]
+    opened = f"the prompt opens {tag}" if facts["opener"] else f"the model opens {tag} itself, if it does"
+    if facts["thoughts_kept"]:
         return Finding("thinking", "ok", f"{opened}; earlier thoughts stay in history{switch}")
     if facts["past"] == "append":
         return Finding(
@@ -228,12 +231,11 @@ def _user_text(facts: _Facts) -> Finding:
 def _date(facts: _Facts) -> Finding:
     dated = [name for name in facts["variables"] if "date" in name]
     if facts["clock"] is not None:
-        fixed = f"set {dated[0]} (template_kwargs)" if dated else "write a date into the template (template=)"
         return Finding(
             "date",
             "note",
             f"the template reads the clock: pinned to {facts['clock']}, part of the fingerprint",
-            f"for equal prompts on other days, {fixed}",
+            "for equal prompts on other days, set date_string, such as 2025-01-31 (template_kwargs)",
         )
     if dated:
         return Finding("date", "ok", f"the clock is not read; template_kwargs can set {', '.join(dated)}")

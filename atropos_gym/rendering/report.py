@@ -182,11 +182,11 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         "rewrites_history": dialect.rewrites_history,
         "merges_system": bool(dialect.identity.get("merge_system", False)),
         "tool_as_user": bool(dialect.identity.get("tool_as_user", False)),
-        "tool_dialect": getattr(renderer, "tool_dialect", None),
+        "tool_dialect": renderer.tool_dialect,
         "channels": dialect.channels,
         "stop_ids": _stop_ids(renderer, dialect, found["end_of_turn"]),
         "opener": renderer.opener,
-        "think_tags": "<think>" in dialect.controls.values() or bool(renderer.opener),
+        "think_tags": list(renderer.think_tags) if _thinks(renderer, dialect, found) else None,
         "min_bridge": renderer.min_bridge,
         "bridge_text": bridge_text,
         "header_text": _header_text(renderer, dialect, found),
@@ -199,6 +199,14 @@ def _facts(renderer: ChatRenderer, dialect: Dialect) -> dict[str, Any]:
         "bos": _bos(renderer),
         "fingerprint": renderer.fingerprint,
     }
+
+
+def _thinks(renderer: ChatRenderer, dialect: Dialect, found: Mapping[str, Any]) -> bool:
+    """Returns whether template or tokenizer know the tags of thoughts."""
+    opening = renderer.think_tags[0]
+    backend = getattr(renderer.tokenizer, "backend", None)
+    token = None if backend is None else backend.token_to_id(opening)
+    return found["writes_thoughts"] or opening in dialect.controls.values() or token is not None
 
 
 def _family(head: str, is_bytes: bool) -> str:

@@ -116,7 +116,7 @@ class TemplateDialect:
 
     def facts(self) -> dict[str, Any]:
         """Returns what the template does to a conversation."""
-        return template_facts(self._template, self._probed, self._text.encode, self.controls)
+        return template_facts(self._template, self._probed, self._text.encode, self.controls, self.tags)
 
     def reads(self, name: str) -> bool:
         """Returns whether the template reads a variable."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 from typing import Any
 
 from atropos_gym.errors import TemplateError
 from atropos_gym.rendering.chat_template import ChatTemplate
+from atropos_gym.rendering.reply_text import ThinkTags
 from atropos_gym.rendering.template_probe import (
     ANSWERED,
     ASKED,
     ASSISTANT_PROBE,
     OTHER_PROBE,
     SYSTEM_PROBE,
+    THOUGHT_PROBE,
     USER_PROBE,
     Encode,
     Probed,
     answered_by,
     message,
 )
+from atropos_gym.rendering.template_reading import opened_tag
 
 __all__ = ["template_facts"]
 
@@ -37,7 +39,7 @@ _GIVEN = frozenset(
 
 
 def template_facts(
-    template: ChatTemplate, probed: Probed, encode: Encode, controls: Container[int]
+    template: ChatTemplate, probed: Probed, encode: Encode, controls: Container[int], tags: ThinkTags
 ) -> dict[str, Any]:
     """Returns what a template does, ready for JSON.
 
@@ -46,7 +48,8 @@ def template_facts(
     ``roles_alternate``, ``preamble`` (what stands before the first message unasked, but for BOS),
     ``preamble_stays`` (also where a system message is given), ``takes_tools``, ``variables`` (that
     ``template_kwargs`` can set), ``clock`` (the date that was pinned, or None), ``end_of_turn`` (the id that
-    the template writes behind a last answer, or None), ``header_ids`` (control ids of the generation prompt);
+    the template writes behind a last answer, or None), ``header_ids`` (control ids of the generation prompt),
+    ``writes_thoughts`` (the template knows think tags) and ``thoughts_kept`` (history shows thoughts);
     by role (``user``, ``tool``) either ``refused`` or ``close``, ``close_kind``,
     ``history_head_equals_prompt`` and ``bridge_independent_of_history``.
 
@@ -55,6 +58,7 @@ def template_facts(
         probed: what it does.
         encode: rendered text to ids.
         controls: ids that only the template writes.
+        tags: what stands around thoughts.
     """
     full = answered_by(template, ASKED, "user")
     sep = full.partition(ASSISTANT_PROBE)[2].partition(OTHER_PROBE)[0]
@@ -73,9 +77,11 @@ def template_facts(
         "preamble": preamble,
         "preamble_stays": bool(preamble) and probed.takes_system and preamble in _with_system(template),
         "takes_tools": _takes_tools(template, probed.head),
-        "variables": sorted(_variables(template.source) - _GIVEN),
+        "variables": sorted(_variables(template.tree) - _GIVEN),
         "clock": template.today.isoformat() if template.today else None,
         "end_of_turn": next((token for token in ending if token in controls), None),
+        "writes_thoughts": tags.opening in template.literals,
+        "thoughts_kept": _thoughts_kept(template, probed, tags),
         "header_ids": [i for i in encode(probed.generation_prompt or "") if i in controls],
     }
     for role in ("user", "tool"):
@@ -103,6 +109,17 @@ def _history_keeps(template: ChatTemplate, head: str, sep: str) -> dict[str, boo
         except TemplateError:
             kept[name] = False
     return kept
+
+
+def _thoughts_kept(template: ChatTemplate, probed: Probed, tags: ThinkTags) -> bool:
+    """Returns whether an earlier answer is shown with the thoughts that were said before it."""
+    opened = "" if opened_tag(probed.opening, tags) else tags.opening
+    said = f"{opened}\n{THOUGHT_PROBE}\n{tags.closing}\n\n{ASSISTANT_PROBE}"
+    turn = [message("assistant", said), message("user", OTHER_PROBE)]
+    try:
+        return THOUGHT_PROBE in template.render([*ASKED, *turn], True)
+    except TemplateError:
+        return False
 
 
 def _preamble(before: str, sep: str) -> str:
@@ -137,16 +154,11 @@ def _takes_tools(template: ChatTemplate, head: str) -> bool:
     return OTHER_PROBE in text
 
 
-def _variables(source: str) -> set[str]:
-    """Returns the names that a template reads and does not set itself."""
-    import jinja2.ext
+def _variables(tree: Any) -> set[str]:
+    """Returns the names that a parsed template reads and does not set itself."""
     import jinja2.meta
     import jinja2.nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(extensions=[jinja2.ext.loopcontrols])
-    source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source)  # a tag of transformers' own
-    tree = environment.parse(source)
     # Names that some branch sets are the template's own, unless it asks whether they were given.
     own = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "store"}
     tests = [test for test in tree.find_all(jinja2.nodes.Test) if test.name in ("defined", "undefined")]

@@ -220,6 +220,7 @@ def _replaced(facts: Any, path: str, value: Any) -> Any:
         ("bos.added_by_tokenizer", True, "bos", "note"),
         ("decoding.text_kept", False, "decoding", "note"),
         ("channels", True, "thinking", "ok"),
+        ("thoughts_kept", False, "thinking", "note"),
         ("clock", "2025-01-01", "date", "note"),
         ("roles_alternate", True, "system", "ok"),
         ("tool_dialect", "hermes", "tools", "ok"),
