@@ -13,7 +13,7 @@ from typing import Protocol
 
 from atropos_gym.rewards._text import plain_characters, visible
 
-__all__ = ["MAX_ANSWER_CHARS", "Commitment", "Grammar", "boxed", "find_commitment", "hashed"]
+__all__ = ["MAX_ANSWER_CHARS", "Commitment", "Grammar", "boxed", "boxes", "find_commitment", "hashed"]
 
 MAX_ANSWER_CHARS = 1000
 """A committed place with more text than this commits to nothing."""
@@ -89,7 +89,7 @@ def _cut_next_turn(text: str, grammar: Grammar) -> str:
         return text
     if grammar.whole(text[: marker.start()]) is not None:
         return text[: marker.start()]
-    ends = [box.end for box in _boxes(text) if box.end >= 0][:1]
+    ends = [box.end for box in boxes(text) if box.end >= 0][:1]
     ends += [tag.end() for tag in _CLOSING_TAG.finditer(text)][:1]
     ends += [match.end() for pattern in (_HASHES, grammar.phrase) if (match := pattern.search(text))]
     marker = _TURN_MARKER.search(text, min(ends)) if ends else None
@@ -104,29 +104,31 @@ _BETWEEN_BOXES = re.compile(
 
 
 @dataclass(slots=True)
-class _Box:
+class Box:
+    """Where a box starts, and its content."""
+
     start: int
     inside: int
     end: int = -1  # of the content; -1 while the box is open
 
 
-def _boxes(text: str) -> list[_Box]:
+def boxes(text: str) -> list[Box]:
     """All boxes that are in no other complete box, in order; braces are matched in one pass."""
-    boxes: list[_Box] = []
-    open_braces: list[_Box | None] = []
+    found: list[Box] = []
+    open_braces: list[Box | None] = []
     for match in _BOX_OR_BRACE.finditer(text):
-        found = match.group()
-        if found == "{":
+        brace = match.group()
+        if brace == "{":
             open_braces.append(None)
-        elif found == "}":
+        elif brace == "}":
             box = open_braces.pop() if open_braces else None
             if box is not None:
                 box.end = match.start()
-        elif len(found) > 2:
-            boxes.append(_Box(match.start(), match.end()))
-            open_braces.append(boxes[-1])
-    outer: list[_Box] = []
-    for box in boxes:
+        elif len(brace) > 2:
+            found.append(Box(match.start(), match.end()))
+            open_braces.append(found[-1])
+    outer: list[Box] = []
+    for box in found:
         if not outer or outer[-1].end < box.start:
             outer.append(box)
     return outer
@@ -139,13 +141,13 @@ def boxed(text: str) -> Commitment | None:
         >>> boxed(r"\boxed{1}. No: \boxed{3} or \boxed{4}").values, boxed(r"\boxed{4}, \boxed{5").reason
         (('3', '4'), 'truncated')
     """
-    boxes = _boxes(text)
-    if not boxes:
+    found = boxes(text)
+    if not found:
         return None
-    if boxes[-1].end < 0:
+    if found[-1].end < 0:
         return Commitment((), "truncated")
-    values = [text[boxes[-1].inside : boxes[-1].end]]
-    for before, after in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+    values = [text[found[-1].inside : found[-1].end]]
+    for before, after in zip(found[-2::-1], found[:0:-1], strict=True):
         if before.end < 0 or not _BETWEEN_BOXES.fullmatch(text, before.end + 1, after.start):
             break
         values.append(text[before.inside : before.end])

@@ -49,7 +49,8 @@ class Reading:
 
 
 _LEAD = re.compile(
-    r"[\s\"'\u2018\u2019\u201c\u201d]*(?:(?:the|both|either)\s+)?(?:(?:correct|best|right|final)\s+){0,2}"
+    r"[\s\"'\u2018\u2019\u201c\u201d]*(?:(?:indeed|clearly|simply|definitely|probably|therefore|thus)[\s,]+)?(?:(?:the|both|either)\s+)?"
+    r"(?:(?:correct|best|right|final)\s+){0,2}"
     r"(?:(?:option|choice|letter|answer|alternative)s?\s*(?:is\b|:)?\s*)?(?:(?:both|either)\s+)?",
     re.I | re.A,
 )
@@ -63,7 +64,7 @@ _TEXT_ENDS = re.compile(
 _WHOLE_SENTENCE = re.compile(rf"[\"'\u2019\u201d]?{_SENTENCE_ENDS}", re.A)
 _CLAUSE = re.compile(rf"[^\n]*?(?={_SENTENCE_ENDS}|,\s*[A-Za-z]|\s(?:{_REASONS})\b)", re.I | re.A)
 _LABEL_ENDS = re.compile(
-    rf"\s*(?:$|\n|\.(?!\d|[A-Za-z]\b)|[:,;!?)\]}}/&\u2013\u2014(]|-(?:\s|$))|\s+(?:{_REASONS}|and|or)\b",
+    rf"[\"'\u2019\u201d]?\s*(?:$|\n|\.(?!\d|[A-Za-z]\b)|[:,;!?)\]}}/&\u2013\u2014(]|-(?:\s|$))|\s+(?:{_REASONS}|and|or)\b",
     re.I | re.A,
 )
 _MORE_LABEL_ENDS = re.compile(
@@ -89,6 +90,9 @@ class Options:
 
     Args:
         texts: upper-case label -> text.
+
+    Attributes:
+        longest: characters of the longest text.
     """
 
     texts: dict[str, str]
@@ -97,6 +101,7 @@ class Options:
     _whole_label: re.Pattern[str] = field(init=False, repr=False)
     _bracketed: re.Pattern[str] = field(init=False, repr=False)
     _most_words: int = field(init=False, repr=False)
+    longest: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         one = r"[A-Za-z]" if all(label.isalpha() for label in self.texts) else r"[A-Za-z]|\d{1,2}"
@@ -120,9 +125,18 @@ class Options:
                 patterns[label] = re.compile(r"\s*".join(map(re.escape, tokens)), re.I)
         set_field(self, "_patterns", patterns)
         set_field(self, "_most_words", max(_FEW_WORDS, words))
+        set_field(self, "longest", max(map(len, self.texts.values()), default=0))
 
     def read(self, text: str, begin: int) -> Reading:
-        """Reads which options are named at ``begin``; no labels where a text stands that is no option."""
+        """Reads what stands at ``begin``: the options named, or no labels for a text that is no option."""
+        named = self.named(text, begin)
+        if named is not None:
+            return named
+        clause = _CLAUSE.match(text, begin, begin + _MAX_CLAUSE_CHARS)
+        return Reading(frozenset(), len(text) if clause is None else clause.end())
+
+    def named(self, text: str, begin: int) -> Reading | None:
+        """Returns which options are named at ``begin``; None where none is."""
         lead = _LEAD.match(text, begin)
         starts = dict.fromkeys((begin, begin if lead is None else lead.end()))
         for start in starts:
@@ -133,8 +147,7 @@ class Options:
             label = self._label_at(text, start)
             if label is not None:
                 return self._labels_from(text, label)
-        clause = _CLAUSE.match(text, begin, begin + _MAX_CLAUSE_CHARS)
-        return Reading(frozenset(), len(text) if clause is None else clause.end())
+        return None
 
     def is_label(self, text: str) -> bool:
         """Whether a text is one label and nothing else."""
@@ -230,6 +243,6 @@ class Options:
         if not said or not (said[0].isupper() or said[0].isdigit()):
             return False
         words = _TOKEN.findall(said.lower())
-        own = "".join(_TOKEN.findall(plain_text(self.texts.get(label, "")).lower()))
-        joined = "".join(words)
-        return len(words) <= self._most_words and joined not in own and not (own and own in joined)
+        own = f" {' '.join(_TOKEN.findall(plain_text(self.texts.get(label, '')).lower()))} "
+        joined = f" {' '.join(words)} "
+        return len(words) <= self._most_words and joined not in own and (own.isspace() or own not in joined)

@@ -32,9 +32,9 @@ _LETTERS = frozenset("m g s h l L N J W V A K C F".split())
 
 STOP_WORDS = frozenset(
     "is are was were be been am has have had do does did will would can could may might must should the a"
-    " an and or but not no if then than because since so as which that this these those there here he she it they"
-    " we you i his her its their our my your in at for from with to by into on between when while where who"
-    " what whose how why let therefore thus hence only answer".split()
+    " an and or but not no if then than because since so as which that this these those there here he she it"
+    " they we you i his her its their our my your in at for from with to by into on between when while where"
+    " who what whose how why let therefore thus hence only answer".split()
 )
 """Words that no unit begins with or contains."""
 

@@ -42,30 +42,46 @@ class _ChoiceGrammar:
     def phrased(self, text: str) -> Commitment | None:
         """The value after the last phrase, unless it is taken back."""
         text = plain_text(text)
-        last: tuple[str, int] | None = None
-        position = 0
-        while phrase := self.phrase.search(text, position):
-            value, position = self._value(text, phrase)
-            last = last if value is None else (value, position)
-        return None if last is None else settled(text, *last, self._again)
+        if len(text) <= MAX_ANSWER_CHARS and self.options.is_whole(text):
+            return None  # "no answer is right" may be an option
+        phrases = list(self.phrase.finditer(text))
+        for at in range(len(phrases) - 1, -1, -1):
+            if self._commits(text, phrases[at]):
+                phrase = self._around(text, phrases, at)
+                begin = self._begin(text, phrase)
+                reading = self.options.read(text, begin)
+                end = reading.end if reading.labels else phrase.end()
+                return settled(text, text[begin : reading.end], end, self._again)
+        return None
 
-    def _value(self, text: str, phrase: re.Match[str]) -> tuple[str | None, int]:
-        """Returns what follows a phrase and where it ends; None where that commits to nothing."""
+    def _begin(self, text: str, phrase: re.Match[str]) -> int:
         skipped = _SKIPPED.match(text, phrase.end())
-        begin = phrase.end() if skipped is None else skipped.end()
-        reading = self.options.read(text, begin)
-        if phrase["chosen"]:
-            only_label = phrase["chosen"].lower().endswith("think")
-            if not reading.labels or (only_label and not reading.by_label):
-                return None, phrase.end()
-        elif not reading.labels and _NEGATED.match(text, phrase.end()):
-            return None, phrase.end()
-        # A phrase inside the text of an option ("no answer is right") announces nothing.
-        return text[begin : reading.end], reading.end if reading.labels else phrase.end()
+        return phrase.end() if skipped is None else skipped.end()
+
+    def _commits(self, text: str, phrase: re.Match[str]) -> bool:
+        """Whether a phrase commits to anything: "I choose" to a choice only, "is not" to none."""
+        if not phrase["chosen"] and not _NEGATED.match(text, phrase.end()):
+            return True
+        named = self.options.named(text, self._begin(text, phrase))
+        by_label = named is not None and named.by_label
+        return (
+            by_label if phrase["chosen"] and phrase["chosen"].lower().endswith("think") else named is not None
+        )
+
+    def _around(self, text: str, phrases: list[re.Match[str]], at: int) -> re.Match[str]:
+        """The phrase, or one before it that names an option whose text holds it: "no answer is right"."""
+        reach = 2 * self.options.longest + 20
+        for before in range(at - 1, max(-1, at - 4), -1):
+            if phrases[at].start() - phrases[before].end() > reach:
+                break
+            named = self.options.named(text, self._begin(text, phrases[before]))
+            if named is not None and named.end > phrases[at].start():
+                return phrases[before]
+        return phrases[at]
 
     def _again(self, text: str, begin: int) -> tuple[str, int] | None:
-        reading = self.options.read(text, begin)
-        return (text[begin : reading.end], reading.end) if reading.labels else None
+        named = self.options.named(text, begin)
+        return None if named is None or not named.labels else (text[begin : named.end], named.end)
 
     def whole(self, text: str) -> str | None:
         """The whole text, if it is a label, an option's text or both; else a last line that is a label."""

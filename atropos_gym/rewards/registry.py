@@ -9,7 +9,8 @@ from typing import Any
 from atropos_gym.errors import ConfigError
 from atropos_gym.rewards.answers import verify_math, verify_number
 from atropos_gym.rewards.choice import verify_choice
-from atropos_gym.rewards.simple import exact_match, format_reward, length_penalty
+from atropos_gym.rewards.lengths import length_penalty, overlong_penalty, repetition_penalty
+from atropos_gym.rewards.simple import exact_match, format_reward, json_valid, regex_match, tag_count
 from atropos_gym.rewards.verdict import Verdict
 
 __all__ = ["REWARDS", "RewardFunction", "combine"]
@@ -17,14 +18,22 @@ __all__ = ["REWARDS", "RewardFunction", "combine"]
 RewardFunction = Callable[..., Verdict | float]
 
 REWARDS: dict[str, RewardFunction] = {
-    "exact_match": exact_match,
-    "format": format_reward,
-    "length_penalty": length_penalty,
-    "verify_choice": verify_choice,
-    "verify_math": verify_math,
-    "verify_number": verify_number,
+    function.__name__: function
+    for function in (
+        exact_match,
+        format_reward,
+        json_valid,
+        length_penalty,
+        overlong_penalty,
+        regex_match,
+        repetition_penalty,
+        tag_count,
+        verify_choice,
+        verify_math,
+        verify_number,
+    )
 }
-"""Name -> function of a completion; a ``Verdict`` counts 1.0 where it is right, else 0.0."""
+"""Name -> function of a completion; a ``Verdict`` counts 1.0 where it is right, else 0.0. Add your own here."""
 
 
 def combine(weights: Mapping[str, float]) -> Callable[..., tuple[float, dict[str, float]]]:
@@ -40,9 +49,9 @@ def combine(weights: Mapping[str, float]) -> Callable[..., tuple[float, dict[str
         ConfigError: no weights, or a name that is no reward.
 
     Example:
-        >>> reward = combine({"verify_number": 1.0, "format": 0.25})
+        >>> reward = combine({"verify_number": 1.0, "format_reward": 0.25})
         >>> reward("#### 4", gold="4", format="hash")
-        (1.25, {'verify_number': 1.0, 'format': 0.25})
+        (1.25, {'verify_number': 1.0, 'format_reward': 0.25})
     """
     unknown = sorted(set(weights) - set(REWARDS))
     if unknown or not weights:

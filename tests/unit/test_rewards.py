@@ -319,9 +319,9 @@ def test_length_penalty_is_a_straight_line_between_its_bounds() -> None:
 
 
 def test_combine_weights_and_returns_its_terms() -> None:
-    reward = combine({"verify_number": 1.0, "format": 0.5, "length_penalty": 2.0})
+    reward = combine({"verify_number": 1.0, "format_reward": 0.5, "length_penalty": 2.0})
     total, terms = reward("#### 4", gold="4", format="hash", limit=3, slack=6)
-    assert terms == {"verify_number": 1.0, "format": 0.5, "length_penalty": -1.0}
+    assert terms == {"verify_number": 1.0, "format_reward": 0.5, "length_penalty": -1.0}
     assert total == 0.5
 
 
