@@ -7,6 +7,7 @@ checked by ``Config``, so that a flag and a line of YAML are judged by the same 
 from __future__ import annotations
 
 import argparse
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,9 +256,10 @@ def _pair(flag: str, word: str) -> tuple[str, Any]:
         example = "describe=terse" if flag == "--env-arg" else "enable_thinking=false"
         raise ConfigError(f"{flag} {word!r}: expected KEY=VALUE, such as {example}")
     try:
-        return key, yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return key, text
+    return key, text if isinstance(value, datetime.date) else value  # YAML's days are no JSON
 
 
 def _refuse(verb: str, word: str) -> NoReturn:

@@ -53,7 +53,7 @@ class ModelReport:
         findings: what was found, with remedies.
         facts: the same for programs, ready for JSON: those of ``template_facts`` and of the trials, and
             ``family``, ``past``, ``stop_ids``, ``opener``, ``min_bridge``, ``sizes``, ``bos``,
-            ``fingerprint``. Empty of all but sizes where the template was refused.
+            ``fingerprint``. Empty of all but sizes where nothing could be tried.
 
     Example:
         >>> from atropos_gym import ChatRenderer
@@ -129,10 +129,22 @@ def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
         renderer: what to look at.
         dialect: its form of conversation.
     """
+    sizes = _sizes(renderer.tokenizer)
+    if sizes["rows"] is not None and sizes["rows"] <= max([*dialect.controls, *renderer.stop_ids]):
+        untried = Finding(
+            "promises",
+            "note",
+            "not tried: control ids lie beyond the model's rows",
+            "mend the vocabulary first",
+        )
+        return ModelReport(renderer.tokenizer.name, (vocabulary_finding(sizes), untried), {"sizes": sizes})
     with warnings.catch_warnings():
         # What the renderer warns of once, such as merged system text, is a finding here.
         warnings.simplefilter("ignore")
-        facts = _facts(renderer, dialect)
+        try:
+            facts = _facts(renderer, dialect)
+        except TemplateError as error:  # an ordinary conversation that it does not take
+            return refusal(renderer.tokenizer, error)
     return ModelReport(renderer.tokenizer.name, tuple(findings_of(facts)), facts)
 
 

@@ -26,11 +26,6 @@ from tests.tools import imitation_tokenizers as imitation
 END = 2
 #: A template that removes what marks a stranger's control spelling as text.
 UNMARKS = imitation.CHATML.replace("m.content", "m.content.encode('ascii', 'ignore').decode()")
-GEMMA = (
-    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + m.role + '\\n' + m.content "
-    "+ '<end_of_turn>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
-)
 
 
 def report_of(template: str | None = imitation.CHATML, special: Any = (), **settings: Any) -> ModelReport:
@@ -94,27 +89,51 @@ def test_control_spellings_are_tried_in_every_channel(chatml: ModelReport) -> No
     assert "tool schema" in report_of(imitation.TOOLS)["control_text"]["forged"]
 
 
+def _turns(header: str, end: str, assistant: str = "") -> str:
+    """A template whose turns are ``header`` (with ROLE in it), content and ``end``."""
+    opened = header.replace("ROLE", "' + m.role + '")
+    return (
+        "{% for m in messages %}{{ '" + opened + "' + m.content + '" + end + "' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '" + (assistant or header.replace("ROLE", "assistant")) + "' }}"
+        "{% endif %}"
+    )
+
+
 @pytest.mark.parametrize(
-    ("family", "template", "special"),
+    ("family", "template", "end"),
     [
-        ("chatml", imitation.DEFAULT_SYSTEM, ()),
-        ("gemma", GEMMA, ("<start_of_turn>", "<end_of_turn>")),
+        ("chatml", imitation.DEFAULT_SYSTEM, "<|im_end|>"),
+        ("llama3", _turns("<|start_header_id|>ROLE<|end_header_id|>\\n\\n", "<|eot_id|>"), "<|eot_id|>"),
+        ("gemma", _turns("<start_of_turn>ROLE\\n", "<end_of_turn>\\n"), "<end_of_turn>"),
+        ("phi", _turns("<|ROLE|>\\n", "<|end|>\\n"), "<|end|>"),
+        ("harmony", _turns("<|start|>ROLE<|message|>", "<|end|>", "<|start|>assistant"), "<|end|>"),
+        ("cohere", _turns("<|START_OF_TURN_TOKEN|>ROLE", "<|END_OF_TURN_TOKEN|>"), "<|END_OF_TURN_TOKEN|>"),
         (
-            "llama3",
-            imitation.CHATML.replace("<|im_start|>' + m.role", "<|start_header_id|>' + m.role")
-            .replace("<|im_start|>assistant", "<|start_header_id|>assistant<|end_header_id|>")
-            .replace("m.role + '", "m.role + '<|end_header_id|>"),
-            ("<|start_header_id|>", "<|end_header_id|>"),
+            "mistral",
+            "{% for m in messages %}{{ '[INST]' + m.content + '[/INST]' if m.role == 'user' else m.content + "
+            "'</s>' }}{% endfor %}",
+            "</s>",
         ),
-        ("other", imitation.CHATML.replace("<|im_start|>", "¶"), ()),
+        (
+            "deepseek",
+            "{% for m in messages %}{{ '<｜User｜>' + m.content if m.role == 'user' else '<｜Assistant｜>' + "
+            "m.content + '<｜end▁of▁sentence｜>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}",
+            "<｜end▁of▁sentence｜>",
+        ),
+        ("other", _turns("¶ROLE\\n", "<|im_end|>\\n"), "<|im_end|>"),
     ],
 )
-def test_the_family_is_seen_in_what_is_rendered(family: str, template: str, special: Any) -> None:
-    settings = {"stop_ids": [348]} if family == "gemma" else {}
-    hf = imitation.tiny_tokenizer(template, special)
-    if family == "gemma":
-        settings = {"stop_ids": hf.convert_tokens_to_ids(["<end_of_turn>"])}
-    assert ChatRenderer(hf, **settings).report()["family"] == family
+def test_the_family_is_seen_in_what_is_rendered(family: str, template: str, end: str) -> None:
+    marks = [
+        *("<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>"),
+        *("<|start|>", "<|message|>", "<|START_OF_TURN_TOKEN|>", "<｜User｜>", "<｜Assistant｜>"),
+        *("[INST]", "[/INST]", end),
+    ]
+    hf = imitation.tiny_tokenizer(template, marks)
+    report = ChatRenderer(hf, stop_ids=hf.convert_tokens_to_ids([end])).report()
+    assert report.ok, report.table()
+    assert report["family"] == family
 
 
 # --- findings ---
@@ -183,6 +202,18 @@ def test_ids_and_rows(rows: Any, status: str) -> None:
     report = ChatRenderer(load_tokenizer(hf, rows=rows)).report()
     assert finding(report, "vocabulary").status == status
     assert report["sizes"]["rows"] == rows
+
+
+def test_a_template_that_refuses_a_longer_conversation_is_wrong() -> None:
+    short = "{% if messages | length > 4 %}{{ raise_exception('too long') }}{% endif %}"
+    report = report_of(short + imitation.CHATML)
+    assert finding(report, "template").status == "wrong"
+    assert "too long" in finding(report, "template").detail
+
+
+def test_nothing_is_tried_with_ids_that_the_model_does_not_have() -> None:
+    report = ChatRenderer(load_tokenizer(imitation.tiny_tokenizer(), rows=100)).report()
+    assert [f.name for f in report.findings] == ["vocabulary", "promises"]
 
 
 def test_past_template_follows_the_template_and_says_so() -> None:
