@@ -212,7 +212,7 @@ def test_a_template_that_refuses_a_longer_conversation_is_wrong() -> None:
 
 
 def test_nothing_is_tried_with_ids_that_the_model_does_not_have() -> None:
-    report = ChatRenderer(load_tokenizer(imitation.tiny_tokenizer(), rows=100)).report()
+    report = ChatRenderer(load_tokenizer(imitation.tiny_tokenizer(imitation.TOOLS), rows=100)).report()
     assert [f.name for f in report.findings] == ["vocabulary", "promises"]
 
 
