@@ -109,7 +109,7 @@
     for (const other of pre.children) { if (other === id) break; position += other.dataset.i?.split(" ").length ?? 0; }
     const ids = id.dataset.i.split(" "), logprobs = id.dataset.l?.split(" "), advantages = id.dataset.a?.split(" ");
     const source = SOURCES[[...id.classList].find((name) => SOURCES[name])];
-    const where = pre.closest("section").querySelector(".name").textContent;
+    const where = pre.parentElement.querySelector(".name").textContent;
     about.replaceChildren(...ids.map((number, index) => {
       const line = document.createElement("div");
       const add = (label, value) => { const item = document.createElement("div"); const dim = document.createElement("span"); dim.textContent = label + " "; item.append(dim, value); line.append(item); };

@@ -54,7 +54,7 @@ def render_row(row: ShownRow, pieces: Pieces, *, first_turn: int = 0) -> list[st
         >>> row = ShownRow([60, 104], [-100, 104], [1.0, -0.25])
         >>> prompt, turn = render_row(row, Pieces(chr, lambda id_: None))
         >>> prompt[prompt.index("<pre") :]
-        '<pre data-at="0"><b class="u" data-i="60">&lt;</b></pre></section>'
+        '<pre data-at="0"><b class="u" data-i="60">&lt;</b></pre></div>'
         >>> '<b class="s y p0" data-i="104" data-l="-0.2500">h</b>' in turn
         True
     """
@@ -75,9 +75,7 @@ def _stretch(row: ShownRow, stretch: Stretch, pieces: Pieces, turn: int) -> str:
     else:
         head, kind = _name(stretch.kind), "context"
     ids = "".join(_runs(row, stretch, pieces)) or '<i class="none">nothing was sampled</i>'
-    return (
-        f'<section class="{kind}"><h5>{head}{size}</h5><pre data-at="{stretch.start}">{ids}</pre></section>'
-    )
+    return f'<div class="{kind}"><h5>{head}{size}</h5><pre data-at="{stretch.start}">{ids}</pre></div>'
 
 
 def _runs(row: ShownRow, stretch: Stretch, pieces: Pieces) -> Iterable[str]:
@@ -132,7 +130,7 @@ def _message(message: Mapping[str, Any], label: str) -> str:
     said = content if isinstance(content, str) else repr(content)
     role = escape(visible(str(message.get("role", "?"))))
     head = f'<h5>{_name(role)}<span class="n">{label}</span></h5>'
-    return f'<section class="said">{head}<p>{escape(visible(said))}</p></section>'
+    return f'<div class="said">{head}<p>{escape(visible(said))}</p></div>'
 
 
 def _name(name: str) -> str:

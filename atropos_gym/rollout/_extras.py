@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from atropos_gym.html import Pieces, ShownEpisode, ShownGroup, ShownRow, ShownTurn, Source
@@ -17,7 +18,7 @@ from atropos_gym.rollout._sources import row_sources
 from atropos_gym.rollout.episode import Episode, EpisodeGroup, Row
 from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["show_group", "sources_of", "split_extras", "with_extras"]
+__all__ = ["show_group", "sources_of", "split_extras", "tokenizer_name", "with_extras"]
 
 Sources = Sequence[Sequence[Source] | None]
 """For each row of an episode who put each id there, or None where that is not known."""
@@ -42,12 +43,24 @@ def with_extras(group: EpisodeGroup, speaker: Tokenizer | ChatRenderer) -> dict[
     data = group.to_dict()
     ids = (id_ for episode in group.episodes for row in episode.rows for id_ in row.ids)
     texts, control = tables(pieces_of(tokenizer), ids)
-    data |= {"tokenizer": tokenizer.name, "pieces": texts, "control": control}
+    data |= {"tokenizer": tokenizer_name(tokenizer), "pieces": texts, "control": control}
     for episode, found in zip(data["episodes"], sources_of(group, speaker), strict=True):
         for row, sources in zip(episode["rows"], found, strict=True):
             if sources is not None:
                 row["sources"] = [[source, len(list(run))] for source, run in groupby(sources)]
     return data
+
+
+def tokenizer_name(tokenizer: Tokenizer) -> str:
+    """Returns what people call a tokenizer; of a folder its last word: where it lies is nobody's business.
+
+    Example:
+        >>> from atropos_gym import load_tokenizer
+        >>> tokenizer_name(load_tokenizer("bytes"))
+        'bytes'
+    """
+    name = tokenizer.name
+    return Path(name).name or name if name.startswith(("/", ".", "~")) else name
 
 
 def split_extras(data: dict[str, Any]) -> dict[str, Any]:

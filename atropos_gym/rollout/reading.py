@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from atropos_gym.errors import ConfigError, MissingData, TokenizerMismatch
 from atropos_gym.html import Pieces, ShownGroup, numbered, wire_episodes
-from atropos_gym.rollout._extras import show_group, split_extras
+from atropos_gym.rollout._extras import show_group, split_extras, tokenizer_name
 from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
@@ -154,7 +154,7 @@ class FileOfGroups:
                 f"{self.path} holds ids of tokenizer {str(fingerprint)[:15]}, {tokenizer.name} is "
                 f"{tokenizer.fingerprint[:15]}: give the tokenizer they were played with"
             )
-        return pieces_of(tokenizer), tokenizer.name
+        return pieces_of(tokenizer), tokenizer_name(tokenizer)
 
 
 def _whole(file: Iterable[str]) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.html import numbered, render_page
 from atropos_gym.rendering import ChatRenderer
-from atropos_gym.rollout._extras import show_group, sources_of, split_extras, with_extras
+from atropos_gym.rollout._extras import show_group, sources_of, split_extras, tokenizer_name, with_extras
 from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
@@ -145,7 +145,7 @@ def rollouts_html(
                 f"{tokenizer.name} is {tokenizer.fingerprint[:15]}: give the tokenizer it was played with"
             )
         sources = sources_of(group, speaker)
-        shown.append(show_group(group, pieces, tokenizer=tokenizer.name, sources=sources))
+        shown.append(show_group(group, pieces, tokenizer=tokenizer_name(tokenizer), sources=sources))
     return render_page(title, numbered(shown), facts=facts)
 
 
