@@ -20,6 +20,7 @@ from atropos_gym.rendering.template_probe import (
     ANSWERED,
     ASKED,
     ASSISTANT_PROBE,
+    THOUGHT_ANSWERED,
     USER_PROBE,
     RoleForm,
     call_messages,
@@ -142,12 +143,22 @@ class TemplateDialect:
 
         Think and tool tags can be said; so can what the template itself writes inside a turn.
         """
-        head = self._template.render(ASKED, True)
-        turn = self._template.render(ANSWERED, False)
-        inside = turn[len(head) :].partition(ASSISTANT_PROBE)[0] if turn.startswith(head) else ""
-        sayable = {*self._text.encode(inside), *self._text.encode(self.tags.opening + self.tags.closing)}
+        head = self._probed.head
+        sayable = set(self._text.encode(self.tags.opening + self.tags.closing))
+        for turn in (ANSWERED, THOUGHT_ANSWERED):
+            text = self._template.render(turn, False) if self._takes(turn) else ""
+            if text.startswith(head):
+                sayable |= set(self._text.encode(text[len(head) :].partition(ASSISTANT_PROBE)[0]))
         outside = {*self._text.encode(head), *tokenizer.special_ids}
         return self._stops & controls | (controls & outside - sayable)
+
+    def _takes(self, messages: Sequence[dict[str, Any]]) -> bool:
+        """Returns whether the template writes these messages."""
+        try:
+            self._template.render(messages, False)
+        except TemplateError:
+            return False
+        return True
 
     def _choose_system(self, wanted: Literal["auto", "role", "merge"], used: Sequence[RoleForm]) -> bool:
         """Returns whether system text goes in front of the first user message."""
@@ -210,7 +221,7 @@ class TemplateDialect:
 
     def say(self, text: str) -> list[int]:
         """Returns the ids of ``text`` and what closes a turn."""
-        return [*self._sayable.encode(text), *self._probed.ending]
+        return [*self._sayable.encode(text, at_start=False), *self._probed.ending]
 
     def said(
         self, messages: _Messages, tools: Any = None, *, first: bool, speak: bool, size: int
@@ -234,8 +245,9 @@ class TemplateDialect:
         encoded = self._text.encode_with_ends(text)
         places = self._text.unmarked_places(text, message_places(text, prepared, render))
         labels = overlaps(encoded.ends, places)
-        shown = len(self._without_header(encoded.ids, speak))
-        return labels[shown - size : shown]
+        labels = labels[: len(self._without_header(encoded.ids, speak))]
+        # A bridge may lack the end of a turn that stands in the text, or have one that does not.
+        return [False] * (size - len(labels)) + labels[max(0, len(labels) - size) :]
 
     # --- texts ---
 

@@ -48,7 +48,10 @@ class TemplateMessages:
         if self.tool_as_user:
             for message in prepared:
                 if message["role"] == "tool":
-                    self._warn_once("has no tool role: tool messages are written as user messages")
+                    self._warn_once(
+                        "has no tool role here: tool messages are written as user messages (tool_role='tool' "
+                        "says why)"
+                    )
                     message["role"] = "user"
         if self.merge_system and prepared and prepared[0]["role"] == "system":
             self._warn_once("takes no system message here: its text goes before the first user message")

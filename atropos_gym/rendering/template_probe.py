@@ -20,6 +20,7 @@ __all__ = [
     "ASSISTANT_PROBE",
     "OTHER_PROBE",
     "SYSTEM_PROBE",
+    "THOUGHT_ANSWERED",
     "THOUGHT_PROBE",
     "USER_PROBE",
     "CloseKind",
@@ -110,6 +111,10 @@ def call_messages(names: Sequence[str], arguments: Any = None) -> list[dict[str,
 
 ASKED = [message("user", USER_PROBE)]
 ANSWERED = [*ASKED, message("assistant", ASSISTANT_PROBE)]
+THOUGHT_ANSWERED = [
+    *ASKED,
+    {**ANSWERED[1], "reasoning_content": THOUGHT_PROBE, "thinking": THOUGHT_PROBE},
+]
 _EXCHANGE = [message("user", "Vq7x"), message("assistant", "Bq7x")]
 _SCHEMA = {
     "type": "function",
@@ -131,11 +136,8 @@ def stop_ids_of(
     last = _behind(template.render(ANSWERED, False), ASSISTANT_PROBE, template, "assistant")
     closing = [i for i in encode(last) if i in controls][:1]
     inside: set[int] = set()
-    turn = message("assistant", ASSISTANT_PROBE)
-    for key in ("reasoning_content", "thinking"):
-        turn[key] = THOUGHT_PROBE
     try:
-        text = template.render([*ASKED, turn], False)
+        text = template.render(THOUGHT_ANSWERED, False)
     except TemplateError:
         text = ""
     start, end = text.find(THOUGHT_PROBE), text.find(ASSISTANT_PROBE)
@@ -179,7 +181,7 @@ def probe(
         head=head,
         generation_prompt=generation_prompt,
         opening=head[head.rindex(USER_PROBE) + len(USER_PROBE) :],
-        ending=_ending(encode(last.partition(ASSISTANT_PROBE)[2]), stops, forms["user"]),
+        ending=_ending(encode(last.partition(ASSISTANT_PROBE)[2]), controls, stops, forms["user"]),
         forms=forms,
         refused=refused,
         takes_system=_takes_system(template),
@@ -209,11 +211,11 @@ def _check_generation_prompt(
         )
 
 
-def _ending(ids: list[int], stops: frozenset[int], user: RoleForm) -> list[int]:
-    """Returns what closes a turn that a policy would have sampled."""
+def _ending(ids: list[int], controls: frozenset[int], stops: frozenset[int], user: RoleForm) -> list[int]:
+    """Returns what closes a turn that a policy would have sampled: control ids, no blank before them."""
     for position, token in enumerate(ids):
         if token in stops:
-            return ids[: position + 1]
+            return [*(i for i in ids[:position] if i in controls), token]
     return [user.close]
 
 

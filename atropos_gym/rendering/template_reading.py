@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from atropos_gym.errors import TemplateError
 from atropos_gym.rendering.chat_template import ChatTemplate
 from atropos_gym.rendering.reply_text import THINK, ThinkTags
-from atropos_gym.rendering.template_probe import ASKED, ASSISTANT_PROBE, THOUGHT_PROBE, message
+from atropos_gym.rendering.template_probe import (
+    ASKED,
+    ASSISTANT_PROBE,
+    THOUGHT_ANSWERED,
+    THOUGHT_PROBE,
+    message,
+)
 
 __all__ = ["opened_tag", "speaks_in_channels", "think_tags", "tool_dialect"]
 
@@ -46,11 +52,10 @@ def think_tags(template: ChatTemplate, head: str, spellings: Iterable[str]) -> T
 
 def _shown_tags(template: ChatTemplate, head: str) -> ThinkTags | None:
     """Returns the tags around the reasoning of an answer, where the template writes it."""
-    thought = {"reasoning_content": THOUGHT_PROBE, "thinking": THOUGHT_PROBE}
     in_parts = [{"type": "thinking", "thinking": THOUGHT_PROBE}, {"type": "text", "text": ASSISTANT_PROBE}]
-    for turn in ({**message("assistant", ASSISTANT_PROBE), **thought}, message("assistant", in_parts)):
+    for talk in (THOUGHT_ANSWERED, [*ASKED, message("assistant", in_parts)]):
         try:
-            text = template.render([*ASKED, turn], False)
+            text = template.render(talk, False)
             without = template.render([*ASKED, message("assistant", ASSISTANT_PROBE), *ASKED], True)
         except TemplateError:
             continue
