@@ -36,7 +36,8 @@ class ToolCall:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made in every turn, and a frozen one takes several times as long to make.
+@dataclass(slots=True)
 class Reply:
     """What the policy said in one turn.
 
