@@ -7,6 +7,7 @@ passed by closing an empty block first. An empty block is no thinking: templates
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -103,9 +104,18 @@ def with_thinking(mode: Thinking, content: str, renderer: ChatRenderer) -> str:
         '<think>\n...\n</think>\n\n4'
     """
     opening, closing = renderer.think_tags
+    if _speaks_in_channels(renderer):
+        thought = f"{_ANALYSIS}<|message|>...{_END_OF_CHANNEL}<|start|>assistant"
+        return f"{thought if mode == 'required' else ''}<|channel|>final<|message|>{content}"
     if mode == "required":
         return f"{'' if renderer.opener else opening}\n...\n{closing}\n\n{content}"
     return f"\n{closing}\n\n{content}" if renderer.opener else content
+
+
+@cache
+def _speaks_in_channels(renderer: ChatRenderer) -> bool:
+    """Returns whether a turn without channels says nothing (harmony)."""
+    return not renderer.opener and renderer.reply(renderer.say("x")).content == ""
 
 
 _renderers: dict[tuple[int, bool], ChatRenderer] = {}

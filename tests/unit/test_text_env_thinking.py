@@ -32,6 +32,7 @@ from atropos_gym.text_env import TextEnv
 from atropos_gym.wrappers.gym_text_env import GymTextEnv
 from tests.tools import imitation_tokenizers as imitation
 from tests.tools import rendering_cases
+from tests.tools.imitation_families import FAMILIES, family_renderer
 from tests.tools.text_tasks import Scripted
 
 END = 258
@@ -205,7 +206,7 @@ def test_02d_harmony_thinks_in_a_channel() -> None:
 def _ids_before_the_tag(ids: list[int], env: TextEnv) -> int:
     """Returns by trying every length how many ids stand before the one that begins the closing tag."""
     text = env.tokenizer.decode(ids)
-    head = text[: text.index("</think>") + 1]
+    head = text[: text.index(env.renderer.think_tags[1]) + 1]
     return next(k for k in range(len(ids) + 1) if env.tokenizer.decode(ids[:k]).startswith(head)) - 1
 
 
@@ -346,6 +347,35 @@ def test_12_cut_malformed_and_control_ids(mode: Any) -> None:
     reply, info = ask(mode, [])
     assert (reply.content, reply.complete, reply.malformed) == ("", False, False)
     assert info.get("invalid_reason") == ("no_thinking" if mode == "required" else None)
+
+
+@pytest.mark.filterwarnings("ignore:the chat template of")  # what some families do to roles and history
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_03_to_11_hold_for_every_family(name: str) -> None:
+    renderer = family_renderer(name)
+    opening, closing = renderer.think_tags
+    opener = "" if renderer.opener else opening
+    env = Asked(renderer=renderer, max_turn_tokens=128, max_prompt_tokens=256, max_feedback_tokens=128)
+
+    def play(mode: Any, turn: list[int]) -> tuple[str, str | None]:
+        env.thinking = mode
+        env.reset()
+        info = env.step(np.array(turn, np.int32))[4]
+        return env.replies[-1].content, info.get("invalid_reason")
+
+    for mode in ("auto", "required", "forbidden", 5):
+        env.thinking = mode
+        assert play(mode, env.say("hit 4")) == ("hit 4", None), mode
+    if name == "gpt-oss":
+        return  # its thoughts are a channel: test_02d
+    thought = renderer.say(f"{opener}hm{closing}4")
+    assert play("required", thought) == play("auto", thought) == ("4", None)
+    assert play("forbidden", thought) == ("", "thinking_forbidden")
+    before = _ids_before_the_tag(thought, env)
+    assert play(before, thought) == ("4", None)
+    if before > 1:
+        assert play(before - 1, thought) == ("", "thinking_too_long")
+    assert play("required", renderer.say(f"{opener}hm")) == ("", "unclosed_think")
 
 
 def test_12b_a_reply_cut_inside_its_thought() -> None:
