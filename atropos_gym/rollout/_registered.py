@@ -43,6 +43,14 @@ def check_id(name: str) -> None:
         gymnasium.spec(rest if colon else name)
     except gymnasium.error.Error:
         ours = [known for known in gymnasium.registry if known.startswith("atropos/")]
-        near = difflib.get_close_matches(name, [*ours, *gymnasium.registry], n=3, cutoff=0.6)
-        hint = f"nearest: {', '.join(dict.fromkeys(near))}" if near else f"ready ones: {', '.join(ours)}"
+        near = _near(name, ours) or _near(name, [*gymnasium.registry])
+        hint = f"nearest: {', '.join(near)}" if near else f"ready ones: {', '.join(ours)}"
         raise ConfigError(f"unknown environment {name!r}; {hint}") from None
+
+
+def _near(name: str, ids: list[str]) -> list[str]:
+    """Returns the ids whose name without space and version is like this one's."""
+    short = {known: known.rpartition("/")[2].partition("-v")[0].lower() for known in ids}
+    word = name.rpartition("/")[2].partition("-v")[0].lower()
+    close = difflib.get_close_matches(word, [*short.values()], n=3, cutoff=0.7)
+    return [known for one in dict.fromkeys(close) for known in ids if short[known] == one][:3]
