@@ -6,8 +6,8 @@ dialect; ``format_action`` and ``describe_format`` are the way back: what a poli
 The rooms: ``actions`` (which format reads what), ``parsed`` (the result and its reasons), ``saying`` (the
 way back), ``tool_calls`` (calls, checked). Below them: ``_text`` (what of a reply counts), ``_words`` (the
 words of a discrete space), ``_values`` (JSON to members of a space), ``_json`` (strict JSON), ``_tag``,
-``_objects``, ``_phrases``, ``_calls`` (one file a container), ``_dialects``, ``_scan`` and
-``_schema`` (of calls).
+``_objects``, ``_phrases``, ``_calls`` (one file a container), ``_dialects``, ``_scan``,
+``_schema`` and ``_schema_values`` (of calls).
 """
 
 from __future__ import annotations

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from atropos_gym.parsing._json import JsonRead, balanced_end, read_json
 
-__all__ = ["DIALECTS", "Dialect", "Found", "RawCall"]
+__all__ = ["DIALECTS", "CallFlaw", "Dialect", "Found", "RawCall"]
 
 
-@dataclass(frozen=True, slots=True)
-class RawCall:
+CallFlaw = Literal["bad_json", "unclosed_call", "bad_call"]
+
+
+class RawCall(NamedTuple):
     """A call as it was found: not yet checked, or with the reason why it is none.
 
     Attributes:
         name: what stands in the place of the tool's name.
         arguments: what stands in the place of the arguments; ``{}`` where nothing does.
         id: what the model gave as the call's id.
-        flaw: None, ``bad_json``, ``unclosed_call`` or ``bad_call``.
+        flaw: why this is no call at all, or None.
         is_text: arguments are text that the schema's types say how to read.
     """
 
     name: str = ""
     arguments: Any = None
     id: Any = None
-    flaw: str | None = None
+    flaw: CallFlaw | None = None
     is_text: bool = False
 
 
@@ -111,12 +112,9 @@ def _read_mistral(text: str, opener: re.Match[str]) -> Found:
     start = _skip(text, opener.end())
     if text.startswith("[", start):
         read = read_json(text, start)
-        if read.flaw == "cut_off":
-            return _read_cut_list(text, start)
-        if read.complete:
-            calls = [_object_call(item) for item in read.value] if read.flaw is None else [_call_of(read)]
-            return Found(calls or [RawCall(flaw="bad_call")], read.end)
-        return _until_opener(text, read.end)
+        if read.flaw != "cut_off" and not read.complete:
+            return _until_opener(text, read.end)
+        return Found(_list_calls(read), read.end)
     named = _MISTRAL_NAME.match(text, start)
     if named is None:
         return _until_opener(text, start)
@@ -130,18 +128,16 @@ def _read_mistral(text: str, opener: re.Match[str]) -> Found:
     return Found([_object_call({"name": named[1], "arguments": read.value, "id": named[2]})], read.end)
 
 
-def _read_cut_list(text: str, start: int) -> Found:
-    """The calls of a list that the text's end cuts off: complete ones count."""
-    calls: list[RawCall] = []
-    while True:
-        start = _skip(text, start + 1)  # behind the bracket or a comma
-        read = read_json(text, start)
-        if read.flaw == "cut_off":
-            return Found([*calls, RawCall(flaw="unclosed_call")], len(text))
-        calls.append(_call_of(read))
-        start = _skip(text, read.end)
-        if start == len(text):
-            return Found(calls, start)
+def _list_calls(read: JsonRead) -> list[RawCall]:
+    """The calls of a list; where the text's end cuts it off, complete ones count."""
+    if read.flaw not in (None, "cut_off"):
+        return [_call_of(read)]
+    if not all(isinstance(item, dict) for item in read.value or ()):
+        return [RawCall(flaw="bad_call")]
+    calls = list(map(_object_call, read.value or ()))
+    if read.flaw and not read.lacks_end_only:
+        calls.append(RawCall(flaw="unclosed_call"))
+    return calls or [RawCall(flaw="bad_call")]
 
 
 def _until_opener(text: str, position: int) -> Found:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["MAX_DEPTH", "JsonFlaw", "JsonRead", "balanced_end", "read_json"]
@@ -36,32 +35,34 @@ class JsonRead(NamedTuple):
     """What was read.
 
     Attributes:
-        value: the value; of no use where there is a flaw.
+        value: the value. Of one that is cut off, what was complete of the outermost list or object; of no
+            use with another flaw.
         end: position behind the value, or where reading stopped.
         flaw: None, or why this is no strict JSON. ``not_finite``: NaN, Infinity or a float beyond range.
         complete: the value's extent is known, flaw or not.
+        lacks_end_only: it is cut off, but for the last bracket nothing is missing.
     """
 
     value: Any
     end: int
     flaw: JsonFlaw | None = None
     complete: bool = True
+    lacks_end_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class _Stop(Exception):
     """Reading cannot go on."""
 
-    position: int
-    flaw: JsonFlaw
+    def __init__(self, position: int, flaw: JsonFlaw) -> None:
+        self.position, self.flaw = position, flaw
 
 
 def read_json(text: str, start: int = 0) -> JsonRead:
     """Reads the one value that begins at ``start``, blanks before it allowed; what follows is not looked at.
 
     Example:
-        >>> read_json('{"a": [1, true]} and more')
-        JsonRead(value={'a': [1, True]}, end=16, flaw=None, complete=True)
+        >>> read_json('{"a": [1, true]} and more')[:3]
+        ({'a': [1, True]}, 16, None)
         >>> read_json('{"a": [1, tr').flaw, read_json("{'a': 1}").flaw, read_json("[NaN]").flaw
         ('cut_off', 'bad_json', 'not_finite')
     """
@@ -69,7 +70,7 @@ def read_json(text: str, start: int = 0) -> JsonRead:
     try:
         value, end = reader.read(start)
     except _Stop as stop:
-        return JsonRead(None, stop.position, stop.flaw, complete=False)
+        return JsonRead(reader.outermost, stop.position, stop.flaw, False, reader.lacks_end_only)
     return JsonRead(value, end, reader.flaw)
 
 
@@ -93,11 +94,13 @@ def balanced_end(text: str, start: int) -> int | None:
 class _Reader:
     """One reading. A flaw that does not hide where the value ends is kept, and reading goes on."""
 
-    __slots__ = ("flaw", "text")
+    __slots__ = ("flaw", "lacks_end_only", "outermost", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.flaw: JsonFlaw | None = None
+        self.outermost: dict[str, Any] | list[Any] | None = None
+        self.lacks_end_only = False
 
     def read(self, start: int) -> tuple[Any, int]:
         """Returns the value and the position behind it."""
@@ -112,6 +115,7 @@ class _Reader:
                 value: Any = {} if opener == "{" else []
                 if text[position : position + 1] != ("}" if opener == "{" else "]"):
                     open_values.append(value)
+                    self.outermost = open_values[0]
                     if len(open_values) > MAX_DEPTH:
                         self._note("bad_json")
                     if opener == "{":
@@ -134,6 +138,7 @@ class _Reader:
                         position = self._key(position, keys)
                     break
                 if mark != ("}" if is_object else "]"):
+                    self.lacks_end_only = len(open_values) == 1
                     raise self._stop(position)
                 value = open_values.pop()
                 position += 1

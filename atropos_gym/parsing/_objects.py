@@ -44,8 +44,10 @@ def read_object(text: str, read_value: Callable[[Any], ParsedAction]) -> ParsedA
         position = end
     if not run:
         return invalid("no_container")
-    results = [read_member(read, read_value) for read in run]
-    return results[-1] if all(result == results[-1] for result in results) else invalid("several_actions")
+    result = read_member(run[-1], read_value)
+    if result.valid and any(read_member(read, read_value) != result for read in run[:-1]):
+        return invalid("several_actions")
+    return result
 
 
 def read_member(read: JsonRead, read_value: Callable[[Any], ParsedAction]) -> ParsedAction:

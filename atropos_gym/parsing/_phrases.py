@@ -36,6 +36,7 @@ _NEGATED = re.compile(
 )
 _NEGATION_WINDOW = 32
 _JOINED = re.compile(r"[\s*`\"',/]*(?:or|and|,|/)\s*[*`\"']*", re.I | re.A)
+_NO_MORE = re.compile(rf"[{re.escape(TRAILING.replace(chr(10), ''))}]*+(?:\n|\Z)")
 _IS_A_CHOICE = (None, "out_of_range", "conflict")
 """Reasons of a text that is an action's name or number, if not a usable one."""
 
@@ -167,18 +168,23 @@ def _read_lists(
     text: str, start: int, read_value: Callable[[Any], ParsedAction], *, to_end_of_line: bool = False
 ) -> ParsedAction:
     """The list that begins at ``start``, with nothing behind it but marks and the same list again."""
-    result: ParsedAction | None = None
+    seen: dict[str, ParsedAction] = {}  # the same text is the same action
     last = len(text.rstrip(TRAILING))
     while read := _begin_list(text, start):
         if read.flaw is not None:
             return invalid(read.flaw)
-        member = read_value(read.value)
-        if result is not None and member != result:
-            return invalid("several_actions")
-        result = member
-        if read.end >= last or (to_end_of_line and not _line(text, read.end).strip(TRAILING)):
-            return result
+        written = text[start : read.end].lstrip(WRAPPING)
+        action = seen.get(written)
+        if action is None:
+            action = read_value(read.value)
+            if not action.valid:
+                return action
+            if seen and action != next(iter(seen.values())):
+                return invalid("several_actions")
+            seen[written] = action
+        if read.end >= last or (to_end_of_line and _NO_MORE.match(text, read.end)):
+            return action
         start = read.end
         while text[start] in BLANK + ",":
             start += 1
-    return invalid("no_container" if result is None else "not_an_action")
+    return invalid("not_an_action" if seen else "no_container")

@@ -8,60 +8,27 @@ References are resolved within the tool's own schema. Annotations, ``format`` am
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.parsing._json import read_json
+from atropos_gym.parsing._schema_values import (
+    TYPES,
+    Schema,
+    Violation,
+    check_limits,
+    check_type,
+    choices_of,
+    types_of,
+)
 
 __all__ = ["Violation", "check_arguments", "check_references", "read_text"]
 
-Schema = Mapping[str, Any]
-
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) is int or (type(value) is float and math.isfinite(value)),
-    "string": lambda value: isinstance(value, str),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
-
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
-
-# keyword -> (the types it speaks of, whether a value keeps it, what to say where it does not)
-_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
-    "minimum": ("number", lambda value, limit: value >= limit, "must be at least {}"),
-    "maximum": ("number", lambda value, limit: value <= limit, "must be at most {}"),
-    "exclusiveMinimum": ("number", lambda value, limit: value > limit, "must be above {}"),
-    "exclusiveMaximum": ("number", lambda value, limit: value < limit, "must be below {}"),
-    "multipleOf": ("number", lambda value, limit: _is_multiple(value, limit), "must be a multiple of {}"),
-    "minLength": ("string", lambda value, limit: len(value) >= limit, "must have at least {} characters"),
-    "maxLength": ("string", lambda value, limit: len(value) <= limit, "must have at most {} characters"),
-    "pattern": ("string", lambda value, limit: bool(re.search(limit, value)), "must match {!r}"),
-    "minItems": ("array", lambda value, limit: len(value) >= limit, "must have at least {} items"),
-    "maxItems": ("array", lambda value, limit: len(value) <= limit, "must have at most {} items"),
-    "uniqueItems": ("array", lambda value, limit: not limit or _are_unique(value), "must not repeat an item"),
-    "minProperties": ("object", lambda value, limit: len(value) >= limit, "must have at least {} entries"),
-    "maxProperties": ("object", lambda value, limit: len(value) <= limit, "must have at most {} entries"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """What is wrong with the arguments, and where: ``path`` is such as ``filter.tags[2]``, or empty."""
-
-    kind: Literal["missing_argument", "unexpected_argument", "wrong_type"]
-    path: str
-    detail: str
 
 
 def check_arguments(arguments: Mapping[str, Any], schema: Schema, tool: str) -> Violation | None:
@@ -158,6 +125,7 @@ class _Checker:
             for keyword in _IN_PLACE:
                 waiting += part.get(keyword, ())
             waiting += [part[keyword] for keyword in _CONDITIONS if keyword in part]
+            waiting += part.get("dependentSchemas", {}).values()
         return found
 
     def property(self, schema: Schema, key: str) -> Any:
@@ -177,15 +145,15 @@ class _Checker:
     def read(self, text: str, schema: Any) -> Any:
         """Returns what a text means as a value of this schema."""
         parts = self.in_place(schema)
-        types = {name for part in parts for name in _names_of_types(part)}
-        choices = [choice for part in parts for choice in (*part.get("enum", ()), *_const(part))]
+        types = {name for part in parts for name in types_of(part)}
+        choices = [choice for part in parts for choice in choices_of(part)]
         if types == {"string"} or (not types and text in choices):
             return text
         read = read_json(text)
         if read.flaw is not None or text[read.end :].strip():
             return text
         others = types - {"string"}
-        fits = any(_TYPES[name](read.value) for name in others if name in _TYPES)
+        fits = any(TYPES[name](read.value) for name in others if name in TYPES)
         return read.value if not types or "string" not in types or fits else text
 
     # --- the check ---
@@ -208,8 +176,8 @@ class _Checker:
         if value is None and schema.get("nullable") is True:
             return None
         return (
-            _check_type(value, schema, path)
-            or _check_limits(value, schema, path)
+            check_type(value, schema, path)
+            or check_limits(value, schema, path)
             or self._check_object(value, schema, path, is_whole)
             or self._check_array(value, schema, path)
             or self._check_reference(value, schema, path)
@@ -242,6 +210,9 @@ class _Checker:
             for other in needed:
                 if key in value and other not in value:
                     return Violation("missing_argument", _join(path, other), f"is missing: {key!r} needs it")
+        for key, rule in schema.get("dependentSchemas", {}).items():
+            if key in value and (wrong := self.check(value, rule, path, is_whole=False)):
+                return wrong
         if "propertyNames" in schema:
             for key in value:
                 if self.check(key, schema["propertyNames"], path):
@@ -322,61 +293,5 @@ class _Checker:
         )
 
 
-def _names_of_types(schema: Schema) -> list[str]:
-    named = schema.get("type", [])
-    return [named] if isinstance(named, str) else list(named)
-
-
-def _const(schema: Schema) -> list[Any]:
-    return [schema["const"]] if "const" in schema else []
-
-
-def _check_type(value: Any, schema: Schema, path: str) -> Violation | None:
-    types = _names_of_types(schema)
-    if unknown := set(types) - _TYPES.keys():
-        raise TypeError(f"there is no type {unknown.pop()!r}")
-    if types and not any(_TYPES[name](value) for name in types):
-        return Violation("wrong_type", path, f"must be of type {' or '.join(types)}, got {_shown(value)}")
-    choices = [*schema.get("enum", []), *_const(schema)]
-    is_number = "number" in types and isinstance(value, (int, float))
-    if choices and not any(_is_equal(value, choice, is_number) for choice in choices):
-        allowed = ", ".join(map(_shown, choices))
-        return Violation("wrong_type", path, f"must be one of {allowed}; got {_shown(value)}")
-    return None
-
-
-def _check_limits(value: Any, schema: Schema, path: str) -> Violation | None:
-    for keyword in _LIMITS.keys() & schema.keys():
-        kind, keeps, message = _LIMITS[keyword]
-        if _TYPES[kind](value) and not keeps(value, schema[keyword]):
-            return Violation("wrong_type", path, message.format(schema[keyword]))
-    return None
-
-
-def _is_equal(first: Any, second: Any, is_number: bool = False) -> bool:
-    """JSON equality that tells true from 1, and 1.0 from 1 unless any number is welcome."""
-    if is_number:
-        return not isinstance(second, bool) and bool(first == second)
-    return _canonical(first) == _canonical(second)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _are_unique(items: list[Any]) -> bool:
-    return len(set(map(_canonical, items))) == len(items)
-
-
-def _is_multiple(value: float, step: float) -> bool:
-    # As they are written: 0.3 is a multiple of 0.1.
-    return Fraction(str(value)) % Fraction(str(step)) == 0
-
-
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:80] + "…"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.messages import ToolCall
-from atropos_gym.parsing._dialects import DIALECTS, RawCall
+from atropos_gym.parsing._dialects import DIALECTS, CallFlaw, RawCall
 from atropos_gym.parsing._json import read_json
 from atropos_gym.parsing._scan import scan
-from atropos_gym.parsing._schema import Violation, check_arguments, check_references, read_text
+from atropos_gym.parsing._schema import check_arguments, check_references, read_text
 from atropos_gym.parsing._text import visible
 
 __all__ = [
@@ -49,7 +49,7 @@ TOOL_DIALECTS: tuple[str, ...] = (*DIALECTS, *_ALIASES)
 _SHOWN = 80
 """Characters of the model's own words that an error repeats."""
 
-_FLAWS: dict[str, str] = {
+_FLAWS: dict[CallFlaw, str] = {
     "bad_json": "the call is not one strict JSON object between its tags",
     "unclosed_call": "the call was cut off",
     "bad_call": "the call names no tool",
@@ -147,8 +147,9 @@ def parse_tool_calls(
     if said is None:
         return ToolCalls()
     found, rest, hallucinated = scan(said, dialect)
-    turn = tuple(check_call(call, schemas) for call in found)
-    return ToolCalls(_with_ids(turn, [call.id for call in found], said), rest, hallucinated)
+    ids = _own_ids([call.id for call in found], said)
+    turn = tuple(check_call(call, schemas, own) for call, own in zip(found, ids, strict=True))
+    return ToolCalls(turn, rest, hallucinated)
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -177,63 +178,49 @@ def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] 
 
 
 def check_call(
-    call: RawCall, schemas: Mapping[str, Mapping[str, Any] | None] | None = None
+    call: RawCall, schemas: Mapping[str, Mapping[str, Any] | None] | None = None, id: str = ""
 ) -> ToolCall | ToolCallError:
     """Returns the call as it may be run, or what is wrong with it."""
     if call.flaw is not None:
-        return ToolCallError(call.flaw, _FLAWS[call.flaw])  # type: ignore[arg-type]
+        return ToolCallError(call.flaw, _FLAWS[call.flaw], id=id)
     name = call.name if len(call.name) <= _SHOWN else call.name[:_SHOWN] + "…"
     if schemas is not None and call.name not in schemas:
         known = ", ".join(schemas) or "none"
-        return ToolCallError("unknown_tool", f"there is no tool {name!r}; there are: {known}", name)
+        return ToolCallError("unknown_tool", f"there is no tool {name!r}; there are: {known}", name, id=id)
     arguments = call.arguments
     if isinstance(arguments, str):  # an object within a string, decoded once
         read = read_json(arguments)
         is_all = read.flaw is None and not arguments[read.end :].strip()
         arguments = read.value if is_all else None
     if not isinstance(arguments, dict):
-        return ToolCallError("bad_arguments", f"{name}: arguments must be a JSON object", name)
+        return ToolCallError("bad_arguments", f"{name}: arguments must be a JSON object", name, id=id)
     schema = None if schemas is None else schemas[call.name]
     if schema is not None:
         if call.is_text:
             arguments = read_text(arguments, schema)
         violation = check_arguments(arguments, schema, call.name)
         if violation is not None:
-            return _refuse(name, violation)
-    return ToolCall(call.name, arguments)
+            what = f"the argument {violation.path!r}" if violation.path else "the arguments"
+            said = f"{name}: {what} {violation.detail}"
+            return ToolCallError(violation.kind, said, name, violation.path or None, id)
+    return ToolCall(call.name, arguments, id)
 
 
-def _refuse(name: str, violation: Violation) -> ToolCallError:
-    return ToolCallError(
-        violation.kind,
-        f"{name}: the argument {violation.path!r} {violation.detail}"
-        if violation.path
-        else f"{name}: the arguments {violation.detail}",
-        name,
-        violation.path or None,
-    )
-
-
-def _with_ids(
-    turn: tuple[ToolCall | ToolCallError, ...], given: Sequence[Any], text: str
-) -> tuple[ToolCall | ToolCallError, ...]:
-    """Gives each entry an id of its own: the model's where it is a new one."""
-    if not turn:
-        return ()
-    taken = {own for own in given if isinstance(own, str)}
-    used: set[str] = set()
-    base = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
-    made = 0
-    entries = []
-    for entry, own in zip(turn, given, strict=True):
-        if not isinstance(own, str) or not own or own in used:
-            while True:
-                digest = base.copy()
-                digest.update(b"%d" % made)
-                own = digest.hexdigest()[:9]
+def _own_ids(given: Sequence[Any], text: str) -> list[str]:
+    """Returns an id of its own for each call: the model's where it is a new one, else made from the text."""
+    if not given:
+        return []
+    used = {own for own in given if isinstance(own, str)}
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    made = int.from_bytes(digest, "big")
+    kept: set[str] = set()
+    ids: list[str] = []
+    for own in given:
+        if not isinstance(own, str) or not own or own in kept:
+            own = ""
+            while not own or own in used:
                 made += 1
-                if own not in taken and own not in used:
-                    break
-        used.add(own)
-        entries.append(replace(entry, id=own))
-    return tuple(entries)
+                own = f"{made % 16**9:09x}"
+        kept.add(own)
+        ids.append(own)
+    return ids
