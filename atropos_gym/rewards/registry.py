@@ -33,7 +33,7 @@ REWARDS: dict[str, RewardFunction] = {
         verify_number,
     )
 }
-"""Name -> function of a completion; a ``Verdict`` counts 1.0 where it is right, else 0.0. Add your own here."""
+"""Name -> function of a completion; a ``Verdict`` counts 1.0 where right, else 0.0. Add your own here."""
 
 
 def combine(weights: Mapping[str, float]) -> Callable[..., tuple[float, dict[str, float]]]:

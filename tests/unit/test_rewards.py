@@ -1,10 +1,9 @@
-"""Rewards: every shared case of numbers and mathematics, and promises that hold for any completion."""
+"""Answers: every shared case, and promises that hold for any completion."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import threading
 import time
@@ -16,14 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym.errors import ConfigError, UnusableGold
+from atropos_gym.errors import UnusableGold
 from atropos_gym.rewards import (
     Verdict,
     VerdictValue,
-    combine,
-    exact_match,
-    format_reward,
-    length_penalty,
     read_gold_number,
     verify_choice,
     verify_math,
@@ -243,115 +238,62 @@ def test_the_host_programs_alarm_is_left_alone() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+OPTIONS = ["London", "Paris, a city", "Both A and B", "No answer is right"]
+
+
+def every_verdict(completion: str, gold: str) -> list[Verdict]:
+    return [
+        verify_math(completion, gold),
+        verify_number(completion, "12"),
+        verify_choice(completion, "B", OPTIONS),
+    ]
+
+
 PIECES = (
-    r"\boxed{ } { \frac 1 2.5 x = < , ^ ! answer: ( ) [ ] \{ \} \pm \cup $ % and no, <answer> </answer>"
-    r" <think> </think> \text{ 1,234 \\ User: \sqrt \infty \pi 9"
-).split(" ") + [" ", "\n", "#### ", "\u2212", "\u00b2", "\ud800"]
+    r"\boxed{ } { \frac 1 2.5 x = < , ^ ! answer: ( ) [ ] \{ \} \pm \cup $ % and no, <answer> </answer> is or"
+    r" A <think> </think> \text{ 1,234 \\ User: \sqrt \infty \pi 9 B (A) London I choose wait not \le &"
+    r" ** ' cm of \begin{pmatrix} \end{pmatrix} \in \log_ \overline{ 1/2 \times 10^ \circ \binom \ne > e i 0. ... sin("
+    r" |"
+).split(" ") + [" ", "\n", "#### ", "\u2212", "\u00b2", "\u221a", "\u00bd", "\ud800", "\0"]
+GOLDS = ["x^2 + 1", r"\{1,2\}", "(0,1]", r"\pm 3", "x=5", r"\sqrt{2}", "Monday", "50\\%", "x<3", "10 cm"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
-    st.sampled_from([*CHECKS]),
+    st.sampled_from(GOLDS),
 )
-def test_nothing_that_a_completion_says_raises(text: str, kind: str) -> None:
+def test_nothing_that_a_completion_says_raises(text: str, gold: str) -> None:
     started = time.process_time()
-    for completion in (text, f"#### {text}", f"\\boxed{{{text}}}"):
-        verdict = CHECKS[kind](completion, "x^2 + 1" if kind == "math" else "12")
-        assert verdict.reason in REASONS[verdict.value]
-    assert time.process_time() - started < 3.0
+    for completion in (text, f"#### {text}", f"\\boxed{{{text}}}", f"The answer is {text}"):
+        for verdict in every_verdict(completion, gold):
+            assert verdict.reason in REASONS[verdict.value]
+    assert time.process_time() - started < 4.0
 
 
 @pytest.mark.parametrize(
     "piece",
     r"\boxed{|\boxed{1}|{|}|<answer>|####|the answer is |wait, |. No, |1 |1,| |Q:|<think>|</think>|$|answer:"
-    r"|1,234,|\boxed{1} and |\text{".split("|")
-    + ["\n", "Q:\n"],
+    r"|1,234,|\boxed{1} and |\text{|I think |A or |London or |answer is not |no, |*|_|, - |\text{a}|5 cm |("
+    r"|$1$, |\(|1/|^{|oh, ".split("|")
+    + ["\n", "Q:\n", "<|", "answer is 1\n", "\u200b"],
 )
-@pytest.mark.parametrize("prefix", ["", "The answer is 5. "])
+@pytest.mark.parametrize("prefix", ["", "The answer is 5. ", "The answer is "])
 def test_time_is_linear_in_the_length(piece: str, prefix: str) -> None:
     text = prefix + piece * (100_000 // len(piece))
+    for check in (verify_math, verify_number, lambda text, _: verify_choice(text, "B", OPTIONS)):
+        started = time.process_time()
+        check(text, "5")
+        assert time.process_time() - started < 1.0
+
+
+def test_two_million_characters_are_no_trouble() -> None:
+    text = "The answer is 5. So no, wait: \n" * 65_000
     started = time.process_time()
-    verify_math(text, "5")
-    verify_number(text, "5")
-    assert time.process_time() - started < 2.0
+    assert [verdict.value for verdict in every_verdict(text, "5")] == ["unparsed", "unparsed", "unparsed"]
+    assert time.process_time() - started < 15.0
 
 
 def test_a_verdict_is_true_only_where_it_is_right() -> None:
     truth = {value.value: bool(Verdict(value, "")) for value in VerdictValue}
     assert truth == {"right": True, "wrong": False, "unparsed": False}
-
-
-def test_exact_match_says_why() -> None:
-    assert exact_match(" red \n", "red")
-    assert exact_match("Red", "red").reason == "not_equal"
-    assert exact_match("Red", "red", ignore_case=True)
-    assert exact_match("  ", "red").value == "unparsed"
-    with pytest.raises(UnusableGold):
-        exact_match("red", " ")
-
-
-@pytest.mark.parametrize(
-    ("completion", "keywords", "expected"),
-    [
-        ("so <answer>4</answer>", {}, 1.0),
-        ("so <answer> </answer>", {}, 0.0),
-        ("<answer>4</answer><answer>4</answer>", {}, 0.0),
-        ("<think><answer>4</answer></think><answer>4</answer>", {}, 1.0),
-        ("<think><answer>4</answer>", {}, 0.0),
-        ("<answer>4</answer>", {"think": True}, 0.0),
-        ("hm</think><answer>4</answer>", {"think": True}, 1.0),
-        ("<ACTION>hit</ACTION>", {"format": "tag"}, 1.0),
-        (r"\boxed {4}", {"format": "boxed"}, 1.0),
-        (r"\boxed{4", {"format": "boxed"}, 0.0),
-        ("done\n#### 4", {"format": "hash"}, 1.0),
-        ("done #### 4", {"format": "hash"}, 0.0),
-    ],
-)
-def test_format_reward(completion: str, keywords: dict[str, Any], expected: float) -> None:
-    assert format_reward(completion, **keywords) == expected
-
-
-def test_length_penalty_is_a_straight_line_between_its_bounds() -> None:
-    assert [length_penalty("a" * n, limit=10, slack=10) for n in (0, 10, 15, 20, 99)] == [0, 0, -0.5, -1, -1]
-    with pytest.raises(ConfigError, match="slack >= 1, got limit=1, slack=0"):
-        length_penalty("a", limit=1, slack=0)
-
-
-def test_combine_weights_and_returns_its_terms() -> None:
-    reward = combine({"verify_number": 1.0, "format_reward": 0.5, "length_penalty": 2.0})
-    total, terms = reward("#### 4", gold="4", format="hash", limit=3, slack=6)
-    assert terms == {"verify_number": 1.0, "format_reward": 0.5, "length_penalty": -1.0}
-    assert total == 0.5
-
-
-def test_combine_refuses_unknown_names() -> None:
-    with pytest.raises(ConfigError, match="verify_numbers"):
-        combine({"verify_numbers": 1.0})
-    with pytest.raises(ConfigError, match="none"):
-        combine({})
-    with pytest.raises(ConfigError, match="format must be one of"):
-        format_reward("x", format="xml")
-    with pytest.raises(TypeError, match="takes golds"):
-        combine({"verify_number": 1.0})("4", golds="4")
-
-
-def gsm8k_file() -> Path | None:
-    given = os.environ.get("ATROPOS_GYM_GSM8K")
-    beside = HERE.parent.parent.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
-    path = Path(given) if given else beside
-    return path if path.is_file() else None
-
-
-@pytest.mark.slow
-def test_every_gsm8k_gold_is_readable_and_equal_to_itself() -> None:
-    path = gsm8k_file()
-    if path is None:
-        pytest.skip("no GSM8K: set ATROPOS_GYM_GSM8K to its test.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == 1319
-    for row in rows:
-        number = read_gold_number(row["answer"])
-        assert verify_number(row["answer"], row["answer"]), row
-        assert verify_number(f"The answer is {number.value}.", row["answer"]), row
-        assert verify_number(f"#### {number.value + 1}", row["answer"]).value == "wrong", row
