@@ -177,4 +177,4 @@ def answers_of(tasks: Sequence[Task]) -> AnswerTrie:
                 'environments with different answers cannot share entropy over "answers": use '
                 'entropy=(coefficient, "ids")'
             )
-    return AnswerTrie([first.renderer.say(answer) for answer in first.answers or ()])
+    return AnswerTrie([first.say(answer) for answer in first.answers or ()])

@@ -54,7 +54,7 @@ def transcripts(env: gymnasium.Env[Any, Any], *, seed: int) -> Iterator[list[int
                 raise ConfigError(
                     f"{type(text_env).__name__} has no sample_reply(): define it for a format lesson"
                 )
-            _, _, terminated, truncated, _ = text_env.step(np.asarray(renderer.say(reply), dtype=np.int32))
+            _, _, terminated, truncated, _ = text_env.step(np.asarray(text_env.say(reply), dtype=np.int32))
             over = terminated or truncated
         ids, _ = renderer.transcript(text_env.messages)
         yield list(ids)

@@ -240,7 +240,7 @@ def _random_ids(game: _Game, name: str) -> list[int]:
     reply = env.sample_reply()
     if reply is None:
         raise ConfigError(f"{name} knows no random player: define sample_reply() to play 'random' in it")
-    return env.renderer.say(reply)
+    return env.say(reply)
 
 
 def _play_with_engine(

@@ -262,3 +262,24 @@ def test_what_was_made_is_closed_also_when_an_evaluation_fails(where: str) -> No
     with pytest.raises(RuntimeError, match="boom"):
         evaluate(Closing, act, 3, seed=0)
     assert len(made) == 3 and set(closed) == set(made)
+
+
+class Thoughtful(TextEnv):
+    """Says what counts; a reply must be thought over first."""
+
+    thinking = "required"
+    max_turn_tokens = 64
+
+    def begin(self, options: Any) -> str:
+        return "Say yes."
+
+    def respond(self, reply: Reply) -> Feedback:
+        return Feedback(reward=float(reply.content == "yes"), terminated=True, invalid=reply.content != "yes")
+
+    def sample_reply(self) -> str:
+        return "yes"
+
+
+def test_the_random_player_keeps_to_the_thinking_mode() -> None:
+    result = evaluate(Thoughtful, "random", episodes=4, seed=0)
+    assert (result.mean, result.valid) == (1.0, 1.0)
