@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-__all__ = ["MASKED", "MAX_POSITIVE_LOGPROB", "check_lengths", "check_masks", "clean_logprobs", "refuse"]
+__all__ = [
+    "MASKED",
+    "MAX_POSITIVE_LOGPROB",
+    "check_lengths",
+    "check_masks",
+    "check_messages",
+    "clean_flat_logprobs",
+    "clean_logprobs",
+    "flatten",
+    "refuse",
+]
 
 MASKED = -100
 """The mask of a position that is not trained."""
@@ -119,23 +129,41 @@ def clean_logprobs(rows: list[list[float]], trained: NDArray[np.bool_]) -> list[
         The same rows, or changed copies where something had to change.
     """
     values = flatten(rows, np.float64)
-    positive = trained & (values > 0.0)
-    wrong = positive & (values > MAX_POSITIVE_LOGPROB)
-    if wrong.any():
-        row, column = place(rows, int(wrong.argmax()))
+    cleaned = clean_flat_logprobs(values, trained)
+    if isinstance(cleaned, int):
+        row, column = place(rows, cleaned)
         refuse(
             "positive_logprob",
             ("inference_logprobs", row, column),
             f"logprob of a trained token is {rows[row][column]!r}, wanted at most 0",
         )
-    foreign = ~trained & (values != UNTRAINED_LOGPROB)
-    if not positive.any() and not foreign.any():
+    if cleaned is values:
         return rows
-    values[positive] = 0.0
-    values[foreign] = UNTRAINED_LOGPROB
-    flat = values.tolist()
+    flat = cleaned.tolist()
     ends = np.cumsum([len(row) for row in rows]).tolist()
     return [flat[end - len(row) : end] for row, end in zip(rows, ends, strict=True)]
+
+
+def clean_flat_logprobs(values: NDArray[np.float64], trained: NDArray[np.bool_]) -> NDArray[np.float64] | int:
+    """:func:`clean_logprobs` on flattened rows.
+
+    Returns:
+        The same array where nothing had to change, a changed copy, or the position of the first value that
+        cannot be a logprob.
+
+    >>> clean_flat_logprobs(np.array([0.7, -0.5, 1e-6]), np.array([False, True, True]))
+    array([ 1. , -0.5,  0. ])
+    """
+    positive = trained & (values > 0.0)
+    foreign = ~trained & (values != UNTRAINED_LOGPROB)
+    if not positive.any() and not foreign.any():
+        return values
+    wrong = positive & (values > MAX_POSITIVE_LOGPROB)
+    if wrong.any():
+        return int(wrong.argmax())
+    cleaned = np.where(positive, 0.0, values)
+    cleaned[foreign] = UNTRAINED_LOGPROB
+    return cleaned
 
 
 def check_messages(messages: Sequence[Sequence[Mapping[str, Any]]]) -> None:

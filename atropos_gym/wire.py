@@ -8,6 +8,7 @@ is. Only what lies in the body is checked here: limits that a trainer sets are t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -25,6 +26,8 @@ __all__ = [
     "PolicyUpdate",
     "Registration",
     "ScoredDataGroup",
+    "policy_version_of",
+    "says_complete",
 ]
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -141,14 +144,12 @@ class ScoredDataGroup(BaseModel):
     @property
     def policy_version(self) -> int | None:
         """The lowest policy version that sampled in this group; None where the sender does not say."""
-        version = (self.group_overrides or {}).get("policy_version")
-        return version if isinstance(version, int) and not isinstance(version, bool) else None
+        return policy_version_of(self.group_overrides)
 
     @property
     def complete(self) -> bool:
         """Whether the sender says that these are all sequences of the group."""
-        said = (self.group_overrides or {}).get("group_size")
-        return not isinstance(said, bool) and said == len(self.tokens)
+        return says_complete(self.group_overrides, len(self.tokens))
 
     def to_json(self) -> bytes:
         """Returns the group as compact JSON: every key, null where absent.
@@ -160,6 +161,18 @@ class ScoredDataGroup(BaseModel):
         if values["inference_logprobs"] is None:
             del values["inference_logprobs"]
         return to_json(values, inf_nan_mode="constants")
+
+
+def policy_version_of(group_overrides: Mapping[str, Any] | None) -> int | None:
+    """The lowest policy version that sampled in a group; None where its sender does not say."""
+    version = (group_overrides or {}).get("policy_version")
+    return version if isinstance(version, int) and not isinstance(version, bool) else None
+
+
+def says_complete(group_overrides: Mapping[str, Any] | None, sequences: int) -> bool:
+    """Whether the sender of a group of so many sequences says that these are all."""
+    said = (group_overrides or {}).get("group_size")
+    return not isinstance(said, bool) and said == sequences
 
 
 class Registration(BaseModel):

@@ -1,7 +1,8 @@
-"""JSON in, JSON out: reading bodies, and saying where one is wrong.
+"""Bodies in, replies out: reading JSON and msgpack, and saying where a body is wrong.
 
-Bodies are read by pydantic's parser, which refuses NaN, lone surrogates and deep nesting but says only at
-which column. Only then is the body read a second time, slowly, to name the place.
+Groups go straight into arrays where they are plainly right. Everything else is read by pydantic's parser,
+which refuses NaN, lone surrogates and deep nesting but says only at which column; only where it refuses is
+the body read once more, slowly, to name the place.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
+from atropos_gym.batch_server._fast_json import read_json_groups
+from atropos_gym.batch_server._msgpack import expand, read_msgpack_groups, unpack
 from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.refusals import Problem
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = [
+    "MSGPACK",
+    "GroupsRefused",
     "parse_groups",
     "problem_details",
     "read_body",
-    "read_json",
+    "read_groups",
     "reply",
     "schema_of",
     "validation_details",
@@ -36,6 +41,8 @@ MAX_ENTRIES = 20
 
 MAX_ECHO = 200
 """Longest input that is shown again to its sender, in characters."""
+
+MSGPACK = "application/msgpack"
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -55,22 +62,85 @@ def schema_of(model: type[BaseModel], *, many: bool = False) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def read_json(request: Request) -> Any:
-    """Reads a request's JSON body.
+class GroupsRefused(HTTPException):
+    """Posted groups that cannot be used.
+
+    Attributes:
+        senders: environments of the refused groups, None where unknown.
+    """
+
+    def __init__(self, status: int, detail: Any, senders: Sequence[int | None]) -> None:
+        super().__init__(status, detail)
+        self.senders = senders
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read(request: Request) -> Any:
+    """Reads a request's body, JSON or msgpack.
 
     Raises:
-        HTTPException: 415 where the body is not sent as JSON, 400 where it is not UTF-8, 422 where it is not
-            JSON or holds what cannot be stored.
+        HTTPException: 415 where the body is neither, 400 where it is not UTF-8, 422 where it is broken or
+            holds what cannot be stored.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = _media_type(request)
+    body = await request.body()
+    if media_type == MSGPACK:
+        return _unpack(body)
     if media_type != "application/json" and not media_type.endswith("+json"):
-        raise HTTPException(415, f"Content-Type must be application/json, got {media_type[:100]!r}")
-    return parse(await request.body())
+        raise HTTPException(
+            415, f"Content-Type must be application/json or {MSGPACK}, got {media_type[:100]!r}"
+        )
+    return parse(body)
+
+
+async def read_groups(request: Request, *, many: bool) -> list[Incoming]:
+    """Reads and checks posted groups.
+
+    Args:
+        request: a post of one group, or of a list of them.
+        many: whether it must be a list.
+
+    Raises:
+        GroupsRefused: 400, 415 or 422; then no group of the list may be kept.
+    """
+    body = await request.body()
+    media_type = _media_type(request)
+    packed = media_type == MSGPACK
+    if not packed and (groups := read_json_groups(body, many=many)) is not None:
+        # What was read is JSON, whatever it is called; only the name of the media type is still to be held.
+        if media_type == "application/json" or media_type.endswith("+json"):
+            return groups
+    try:
+        value = await _read(request)
+    except HTTPException as refusal:
+        raise GroupsRefused(refusal.status_code, refusal.detail, [None]) from None
+    if packed and (groups := read_msgpack_groups(value, many=many)) is not None:
+        return groups
+    try:
+        return parse_groups(value, many=many, packed=packed)
+    except HTTPException as refusal:
+        senders = [_sender(item) for item in (value if many and isinstance(value, list) else [value])]
+        raise GroupsRefused(refusal.status_code, refusal.detail, senders) from None
+
+
+def _sender(item: Any) -> int | None:
+    env_id = item.get("env_id") if isinstance(item, dict) else None
+    return env_id if isinstance(env_id, int) else None
+
+
+def _unpack(body: bytes) -> Any:
+    try:
+        return unpack(body)
+    except ValueError as error:
+        raise HTTPException(422, [_entry("msgpack_invalid", ("body",), str(error))]) from None
 
 
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Reads and checks a request's body; raises ``HTTPException`` 400, 415 or 422."""
-    value = await read_json(request)
+    value = await _read(request)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -96,12 +166,13 @@ def parse(body: bytes) -> Any:
     raise HTTPException(422, [_entry(kind, ("body", *path), message)])
 
 
-def parse_groups(value: Any, *, many: bool) -> list[Incoming]:
-    """Checks groups that were parsed from JSON.
+def parse_groups(value: Any, *, many: bool, packed: bool = False) -> list[Incoming]:
+    """Checks groups with the exact validator.
 
     Args:
         value: one group, or a list of them.
         many: whether it must be a list.
+        packed: they came as msgpack.
 
     Raises:
         HTTPException: 422 that names the bad places; then no group of the list may be kept.
@@ -113,7 +184,7 @@ def parse_groups(value: Any, *, many: bool) -> list[Incoming]:
     for index, item in enumerate(value if many else [value]):
         root: Path = ("body", index) if many else ("body",)
         try:
-            incoming.append(_parse_group(item))
+            incoming.append(_parse_group(item, packed=packed))
         except ValidationError as error:
             details.extend(validation_details(error, root))
         except _Unstorable as error:
@@ -125,15 +196,29 @@ def parse_groups(value: Any, *, many: bool) -> list[Incoming]:
     return incoming
 
 
-def _parse_group(item: Any) -> Incoming:
+def _parse_group(item: Any, *, packed: bool) -> Incoming:
+    if packed:
+        item = expand(item)
+        if isinstance(item, dict) and "mask_bits" in item and _has_rows(item.get("tokens")):
+            wanted = "one bin of ceil(len / 8) bytes a sequence, no bit behind its last token, and no masks"
+            raise _Unstorable("mask_bits", ("mask_bits",), f"mask_bits must be {wanted}")
+        _refuse_unstorable(item)  # bytes, names that are no strings: JSON cannot say them
     group = ScoredDataGroup.model_validate(item)
-    payload = group.to_json()
+    incoming = Incoming.of(group, tuple(name for name in item if name not in ScoredDataGroup.model_fields))
     # 1e999 is legal JSON and becomes infinite; in a free field only the output shows it.
-    if b"Infinity" in payload or b"NaN" in payload:
-        for kind, path, message in _unstorable(item):
-            raise _Unstorable(kind, path, message)
-    unknown = tuple(item.keys() - ScoredDataGroup.model_fields.keys())
-    return Incoming(group, payload, unknown)
+    free = to_json(incoming.free, inf_nan_mode="constants")
+    if b"Infinity" in free or b"NaN" in free:
+        _refuse_unstorable(item)
+    return incoming
+
+
+def _has_rows(tokens: Any) -> bool:
+    return isinstance(tokens, list) and all(isinstance(row, list) for row in tokens)
+
+
+def _refuse_unstorable(item: Any) -> None:
+    for kind, path, message in _unstorable(item):
+        raise _Unstorable(kind, path, message)
 
 
 class _Unstorable(Exception):
@@ -154,11 +239,15 @@ def _unstorable(root: Any) -> Iterator[tuple[str, Path, str]]:
             yield "string_unicode", path, "holds a lone surrogate, which is no character"
         elif isinstance(value, list):
             waiting.extend(((*path, index), value[index]) for index in reversed(range(len(value))))
+        elif not isinstance(value, str | int | float | dict | None):
+            yield "json_type", path, f"must be what JSON can say, got {type(value).__name__}"
         elif isinstance(value, dict):
             for key in value:
-                if not _encodable(key):
+                if not isinstance(key, str):
+                    yield "string_type", path, f"has a key that is no string: {str(key)[:100]}"
+                elif not _encodable(key):
                     yield "string_unicode", path, "has a key with a lone surrogate"
-            waiting.extend(((*path, key), value[key]) for key in reversed(value))
+            waiting.extend(((*path, str(key)), value[key]) for key in reversed(value))
 
 
 def _encodable(text: str) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fastapi.responses import Response
+from isal import isal_zlib
 from pydantic_core import to_json
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from atropos_gym.batch_server._bodies import MSGPACK
 from atropos_gym.batch_server._desk import Desk, watch
+from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.stock import Request
 
@@ -31,8 +36,6 @@ class BatchReply(Response):
         trainer_id: who asks; None where it does not say.
     """
 
-    media_type = "application/json"
-
     def __init__(self, desk: Desk, request: Request, wait_seconds: float, trainer_id: str | None) -> None:
         super().__init__()
         self.desk = desk
@@ -42,28 +45,29 @@ class BatchReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits, then answers with a batch or with null."""
+        wanted = _Wanted(Headers(scope=scope))
         async with watch(receive) as gone:
             lease = await self.desk.hold(self.wait_seconds, self._look, gone)
             if lease is None and self.request.partial and not gone():
                 lease = self._look(partial=True)
             if lease is None:
-                body = to_json({"batch": None, **self._why()})
-                await _start(send, len(body), {})
+                body, headers = wanted.reply({"batch": None, **self._why()})
+                await _start(send, len(body), headers)
                 await _body(send, body, more=False)
                 return
             arrived = False
             try:
-                arrived = await self._hand_over(lease, gone, send)
+                arrived = await self._hand_over(lease, wanted, gone, send)
             finally:
                 if not arrived:
                     self.desk.store.put_back(lease)
                     self.desk.notify()
 
-    async def _hand_over(self, lease: Lease, gone: Callable[[], bool], send: Send) -> bool:
+    async def _hand_over(self, lease: Lease, wanted: _Wanted, gone: Callable[[], bool], send: Send) -> bool:
         """Sends a batch; returns whether the client was there up to the last byte."""
-        body = _body_of(lease)
         counts = {"x-batch-sequences": str(lease.sequences), "x-batch-groups": str(lease.group_count)}
-        await _start(send, len(body), counts)
+        body, headers = await wanted.batch(lease)
+        await _start(send, len(body), headers | counts)
         # All but the last byte, then one empty piece that waits until the socket has taken them. A client
         # that has everything may close at once, so after the last byte its leaving would mean nothing.
         ends = [*range(CHUNK_BYTES, len(body) - 1, CHUNK_BYTES), len(body) - 1]
@@ -89,18 +93,72 @@ class BatchReply(Response):
         return {"reason": store.reason} if store.exact and store.reason else {}
 
 
+class _Wanted:
+    """The form in which a client takes its answer: JSON or msgpack, gzipped or plain."""
+
+    def __init__(self, headers: Headers) -> None:
+        accepted = headers.get("accept-encoding", "").lower()
+        self._gzip = any(_accepts(part, "gzip") for part in accepted.split(","))
+        self._msgpack = MSGPACK in headers.get("accept", "").lower()
+
+    def reply(self, content: Any) -> tuple[bytes, dict[str, str]]:
+        """Body and headers of a short answer."""
+        return pack(content) if self._msgpack else to_json(content), self._headers()
+
+    async def batch(self, lease: Lease) -> tuple[bytes, dict[str, str]]:
+        """Body and headers of a batch. Others get their turn after each group."""
+        pieces: list[bytes] = []
+        squeeze = isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31) if self._gzip else None
+        for piece in self._msgpack_pieces(lease) if self._msgpack else self._json_pieces(lease):
+            pieces.append(piece if squeeze is None else squeeze.compress(piece))
+            await asyncio.sleep(0)
+        if squeeze is None:
+            return b"".join(pieces), self._headers()
+        pieces.append(squeeze.flush())
+        return b"".join(pieces), {**self._headers(), "content-encoding": "gzip"}
+
+    def _headers(self) -> dict[str, str]:
+        media_type = MSGPACK if self._msgpack else "application/json"
+        return {"content-type": media_type, "vary": "accept, accept-encoding"}
+
+    @staticmethod
+    def _json_pieces(lease: Lease) -> Iterable[bytes]:
+        about = to_json(_about(lease))[1:]
+        first, *others = (group.packed for group in lease.groups)
+        return chain(
+            (b'{"batch":[' + first.to_json(),),
+            (b"," + group.to_json() for group in others),
+            (b"]" + (b"," if len(about) > 1 else b"") + about,),
+        )
+
+    @staticmethod
+    def _msgpack_pieces(lease: Lease) -> Iterable[bytes]:
+        about = _about(lease)
+        # A map of 1 + len(about) pairs, its first key, and an array of so many items; then the items.
+        count = lease.group_count
+        yield bytes([0x80 | (1 + len(about))]) + pack("batch") + b"\xdd" + count.to_bytes(4, "big")
+        for group in lease.groups:
+            yield pack(group.packed.to_map())
+        yield b"".join(pack(one) for pair in about.items() for one in pair)
+
+
+def _accepts(part: str, encoding: str) -> bool:
+    """Whether one entry of ``Accept-Encoding`` names this encoding, and not with weight 0."""
+    name, _, weight = part.partition(";")
+    return name.strip() == encoding and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+
+
 async def _settle() -> None:
     """Gives the loop the turns that it takes from a broken connection to the watcher of this request."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-def _body_of(lease: Lease) -> bytes:
-    """The groups as they are stored, put one behind the other."""
-    body = b'{"batch":[' + b",".join(group.payload for group in lease.groups) + b"]"
+def _about(lease: Lease) -> dict[str, Any]:
+    """What the reply says of a lease; nothing where the batch is not leased."""
     if lease.seconds is None:
-        return body + b"}"
-    about: dict[str, Any] = {
+        return {}
+    return {
         "batch_id": lease.batch_id,
         "expires_at": lease.expires_at,
         "lease_seconds": lease.seconds,
@@ -108,11 +166,10 @@ def _body_of(lease: Lease) -> bytes:
         "group_ids": [group.group_id for group in lease.groups],
         "delivery": lease.delivery,
     }
-    return body + b"," + to_json(about)[1:]
 
 
 async def _start(send: Send, length: int, headers: dict[str, str]) -> None:
-    everything = {"content-type": "application/json", "content-length": str(length), **headers}
+    everything = {"content-length": str(length), **headers}
     raw = [(name.encode(), value.encode()) for name, value in everything.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
 

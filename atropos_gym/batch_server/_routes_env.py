@@ -8,10 +8,10 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from atropos_gym.batch_server._bodies import (
-    parse_groups,
+    GroupsRefused,
     problem_details,
     read_body,
-    read_json,
+    read_groups,
     reply,
     schema_of,
 )
@@ -83,20 +83,16 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> tuple[list[Re
     """Checks and stores what was posted; returns receipts and the names that are not part of a group."""
     store = desk.store
     try:
-        value = await read_json(request)
-    except HTTPException:
-        store.count_refused(None, 1)
+        incoming = await read_groups(request, many=many)
+    except GroupsRefused as refusal:
+        for env_id in refusal.senders:
+            store.count_refused(env_id, 1)
         raise
     try:
-        incoming = parse_groups(value, many=many)
         receipts = store.add_groups(incoming, desk.now())
-    except (HTTPException, Refused) as refusal:
-        for item in value if many and isinstance(value, list) else [value]:
-            env_id = item.get("env_id") if isinstance(item, dict) else None
-            store.count_refused(env_id if isinstance(env_id, int) else None, 1)
-        if isinstance(refusal, Refused):
-            details = problem_details(refusal.problems, ("body",), many=many)
-            raise HTTPException(422, details) from None
-        raise
+    except Refused as refusal:
+        for one in incoming:
+            store.count_refused(one.env_id, 1)
+        raise HTTPException(422, problem_details(refusal.problems, ("body",), many=many)) from None
     desk.notify()
     return receipts, sorted({name for one in incoming for name in one.unknown_fields})

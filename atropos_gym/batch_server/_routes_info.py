@@ -65,10 +65,10 @@ def info_routes(desk: Desk) -> APIRouter:
     @router.get("/latest_example")
     async def latest_example() -> Response:
         """The group that came last, with all 14 keys."""
-        payload = store.latest_example()
-        if payload is None:
+        packed = store.latest_example()
+        if packed is None:
             return reply(NO_EXAMPLE)
-        return reply({"inference_logprobs": None, **from_json(payload)})
+        return reply({"inference_logprobs": None, **from_json(packed.to_json())})
 
     @router.get("/reset_data")
     async def reset_data() -> Response:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from atropos_gym.batch_server.batching import choose
 from atropos_gym.batch_server.group_queue import StoredGroup
+from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.wire import EnvRegistration
 
 __all__ = ["EnvBook", "EnvRecord"]
@@ -56,11 +57,11 @@ class EnvRecord:
         """Sequences in its buffer."""
         return sum(group.sequences for group in self.buffer)
 
-    def count(self, scores: list[float]) -> None:
+    def count(self, group: PackedGroup) -> None:
         """Counts an accepted group."""
         self.groups_received += 1
-        self.score_sum += sum(scores)
-        self.score_count += len(scores)
+        self.score_sum += float(group.scores.sum())
+        self.score_count += group.size
 
     def release(self) -> list[StoredGroup]:
         """Takes out of the buffer the oldest parts that make up a whole group; [] where none do."""

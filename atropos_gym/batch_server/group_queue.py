@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
+from atropos_gym.batch_server.packed import PackedGroup
+
 __all__ = ["GroupQueue", "Place", "StoredGroup", "Unit"]
 
 
@@ -18,7 +20,7 @@ class StoredGroup:
 
     Attributes:
         number: its place in the order of arrival.
-        payload: the group as compact JSON, as it is served.
+        packed: the group as it is kept.
         sequences: how many sequences it has.
         longest: tokens of its longest sequence.
         env_id: the sender; None where it did not say.
@@ -27,7 +29,7 @@ class StoredGroup:
     """
 
     number: int
-    payload: bytes
+    packed: PackedGroup
     sequences: int
     longest: int
     env_id: int | None

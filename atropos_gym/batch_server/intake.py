@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
+from atropos_gym.batch_server.packed import PackedGroup, pack_group
 from atropos_gym.batch_server.refusals import Problem
-from atropos_gym.wire import Registration, ScoredDataGroup
+from atropos_gym.wire import Registration, ScoredDataGroup, policy_version_of, says_complete
 
 __all__ = ["Incoming", "Receipt", "misfits"]
 
@@ -16,14 +18,40 @@ class Incoming:
     """A group that passed validation.
 
     Attributes:
-        group: what was sent.
-        payload: the same as compact JSON, as it will be served.
+        packed: what was sent, as it is kept.
+        free: its fields that are no arrays of numbers.
         unknown_fields: names that are not part of a group.
     """
 
-    group: ScoredDataGroup
-    payload: bytes
+    packed: PackedGroup
+    free: Mapping[str, Any]
     unknown_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, group: ScoredDataGroup, unknown_fields: tuple[str, ...] = ()) -> Self:
+        """Packs a validated group."""
+        return cls.again(pack_group(group), unknown_fields)
+
+    @classmethod
+    def again(cls, packed: PackedGroup, unknown_fields: tuple[str, ...] = ()) -> Self:
+        """A group that is packed already."""
+        return cls(packed, packed.free(), unknown_fields)
+
+    @property
+    def env_id(self) -> int | None:
+        """The sender; None where it did not say."""
+        env_id: int | None = self.free.get("env_id")
+        return env_id
+
+    @property
+    def policy_version(self) -> int | None:
+        """The lowest version that sampled in it; None where unknown."""
+        return policy_version_of(self.free.get("group_overrides"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sender says that these are all sequences of the group."""
+        return says_complete(self.free.get("group_overrides"), self.packed.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +79,25 @@ def misfits(
     """
     problems: list[Problem] = []
     for index, one in enumerate(incoming):
-        problems.extend(_misfits(index, one.group, config, fingerprint))
+        problems.extend(_misfits(index, one, config, fingerprint))
     return problems
 
 
 def _misfits(
-    index: int, group: ScoredDataGroup, config: Registration | None, fingerprint: str | None
+    index: int, one: Incoming, config: Registration | None, fingerprint: str | None
 ) -> Iterator[Problem]:
     if config is not None:
-        if config.groups_per_update is None and group.size > config.batch_size:
-            message = f"group has {group.size} sequences, batch_size is {config.batch_size}"
+        size = one.packed.size
+        if config.groups_per_update is None and size > config.batch_size:
+            message = f"group has {size} sequences, batch_size is {config.batch_size}"
             yield Problem("too_long", ("tokens",), message, index)
-        if config.max_token_len > 0:
-            for row, ids in enumerate(group.tokens):
-                if len(ids) > config.max_token_len:
-                    message = f"sequence has {len(ids)} tokens, max_token_len is {config.max_token_len}"
-                    yield Problem("too_long", ("tokens", row), message, index)
-                    break
-    theirs = (group.group_overrides or {}).get("tokenizer_fingerprint")
+        too_long = one.packed.lengths > config.max_token_len
+        if config.max_token_len > 0 and too_long.any():
+            row = int(too_long.argmax())
+            length = one.packed.lengths[row]
+            message = f"sequence has {length} tokens, max_token_len is {config.max_token_len}"
+            yield Problem("too_long", ("tokens", row), message, index)
+    theirs = (one.free.get("group_overrides") or {}).get("tokenizer_fingerprint")
     if fingerprint is not None and theirs is not None and theirs != fingerprint:
         path = ("group_overrides", "tokenizer_fingerprint")
         message = f"sampled with tokenizer {str(theirs)[:100]}, the learner's is {fingerprint}"

@@ -11,6 +11,7 @@ from atropos_gym.batch_server.group_queue import StoredGroup
 from atropos_gym.batch_server.intake import Incoming, Receipt, misfits
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.policies import PolicyBoard
 from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
 from atropos_gym.batch_server.stock import Request, Stock
@@ -46,7 +47,7 @@ class MemoryStore:
         self._trainers: set[str] = set()
         self._replaced: set[str] = set()
         self._trainer_seen_at = 0.0
-        self._latest: bytes | None = None
+        self._latest: PackedGroup | None = None
 
     def reset(self) -> None:
         """Forgets everything but the numbers of environments, which stay valid.
@@ -151,25 +152,25 @@ class MemoryStore:
         return [self._add(one, now) for one in incoming]
 
     def _add(self, incoming: Incoming, now: float) -> Receipt:
-        group = incoming.group
+        packed, env_id = incoming.packed, incoming.env_id
         self._number += 1
         stored = StoredGroup(
             number=self._number,
-            payload=incoming.payload,
-            sequences=group.size,
-            longest=max(map(len, group.tokens)),
-            env_id=group.env_id,
-            policy_version=group.policy_version,
+            packed=packed,
+            sequences=packed.size,
+            longest=int(packed.lengths.max()),
+            env_id=env_id,
+            policy_version=incoming.policy_version,
             received_at=now,
         )
-        self._latest = incoming.payload
+        self._latest = packed
         self._tallies.count_unknown_fields(incoming.unknown_fields)
-        env = self._envs.touch(group.env_id, now)
+        env = self._envs.touch(env_id, now)
         if env is not None:
-            env.count(group.scores)
-        elif group.env_id is not None:
+            env.count(packed)
+        elif env_id is not None:
             self._tallies.unknown_env += 1
-        if env is None or group.complete or not self._waits_for_parts(env, group.size):
+        if env is None or incoming.complete or not self._waits_for_parts(env, packed.size):
             self._stock.put([stored])
             return Receipt(stored.group_id)
         env.buffer.append(stored)
@@ -190,8 +191,8 @@ class MemoryStore:
         if (env := self._envs.find(env_id)) is not None:
             env.groups_refused += groups
 
-    def latest_example(self) -> bytes | None:
-        """The group that came last, as it is served."""
+    def latest_example(self) -> PackedGroup | None:
+        """The group that came last."""
         return self._latest
 
     # Batches.

@@ -19,6 +19,8 @@ from typing import Self
 import uvicorn
 
 from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.batch_server._malloc import keep_freed_memory
+from atropos_gym.batch_server._protocol import BoundedProtocol
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, Store
@@ -72,6 +74,7 @@ def serve(
     limits = limits or (store.limits if store is not None else Limits())
     if insecure:
         limits = _any_host(limits)
+    keep_freed_memory()
     app = create_app(store if store is not None else MemoryStore(limits), limits)
 
     def announce() -> None:
@@ -88,6 +91,7 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,  # type: ignore[arg-type]  # asyncio takes fractions
         lifespan="off",
+        http=BoundedProtocol,
         server_header=False,
     )
     try:
@@ -229,6 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m atropos_gym.batch_server", description="Batch server.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--store", default="memory")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_stdin_closes:

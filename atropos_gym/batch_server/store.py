@@ -14,6 +14,7 @@ from atropos_gym.batch_server.intake import Incoming, Receipt
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.memory import MemoryStore
+from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.stock import Request
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
 
@@ -145,8 +146,8 @@ class Store(Protocol):
         """Body of GET ``/health``."""
         ...
 
-    def latest_example(self) -> bytes | None:
-        """The group that came last, as it is served."""
+    def latest_example(self) -> PackedGroup | None:
+        """The group that came last."""
         ...
 
     def reset(self) -> None:

@@ -62,7 +62,7 @@ def add(store: MemoryStore, sequences: int = 4, now: float = NOW, **fields: Any)
     group = ScoredDataGroup(
         tokens=[[1, 2]] * sequences, masks=[[-100, 2]] * sequences, scores=[0.0] * sequences, **fields
     )
-    return store.add_groups([Incoming(group, group.to_json())], now)[0].group_id
+    return store.add_groups([Incoming.of(group)], now)[0].group_id
 
 
 def version(number: int | None, **fields: Any) -> dict[str, Any]:
@@ -607,7 +607,7 @@ def test_a_list_is_taken_whole_or_not_at_all() -> None:
         ScoredDataGroup(tokens=[[1]] * size, masks=[[1]] * size, scores=[0.0] * size) for size in (4, 5, 1, 6)
     ]
     with pytest.raises(Refused) as refused:
-        store.add_groups([Incoming(group, group.to_json()) for group in groups], NOW)
+        store.add_groups([Incoming.of(group) for group in groups], NOW)
     assert [(problem.index, problem.path) for problem in refused.value.problems] == [
         (1, ("tokens",)),
         (3, ("tokens",)),
