@@ -24,7 +24,8 @@ _WHOLE_UNIT_WORDS = 2
 
 _PIECE = re.compile(
     r"(?P<delimiter>\\[()\[\]])|\\[A-Za-z]+|\\.|(?P<opener>[(\[{])|(?P<closer>[)\]}])"
-    r"|(?P<word>[A-Za-z]+(?:['\u2019][A-Za-z]+)*)|(?P<newline>\n)|(?P<stop>\u2026|[.!?;](?=[\s*_`\"')]|$))|(?P<comma>,)|.",
+    r"|(?P<word>[A-Za-z]+(?:['\u2019][A-Za-z]+)*)|(?P<newline>\n)|(?P<stop>\u2026|[.!?;](?=[\s*_`\"')]|$))|(?P<comma>,)"
+    r"|(?P<emoji>[\u2600-\u27bf\U0001f000-\U0001faff])|.",
     re.S | re.A,
 )
 _CONNECTIVES = frozenset("because since so as which but whereas while although though".split())
@@ -39,8 +40,11 @@ _JOINED = re.compile(
     r"(?:(?:also|maybe|perhaps|possibly|even)\s)?\s{0,3}(?=[*_]{0,2}" + _VALUE + ")",
     re.I | re.A,
 )
+_ASIDE = re.compile(rf"\((?!(?:{'|'.join(FUNCTION_NAMES)})\b)[A-Za-z]{{2}}", re.A)
 _NAMED = re.compile(r"[A-Za-z][A-Za-z ]{0,30}(?:\([A-Za-z0-9, ]{1,10}\))?\s?=\s?", re.A)
 _FIRST_DIGIT = re.compile(r"[+-]?\s?\\?\$?\.?\d|\\[dtc]?frac", re.A)
+_NO_ANSWERS = STOP_WORDS | {"right", "correct", "fine", "nothing", "wait"}
+_INTRODUCED = re.compile(r"(?:[,.:;!\u2026\u2013\u2014-]|\bis|'s|\bbe|\bmean)[\s*_\"]*$", re.I | re.A)
 _ONE_WORD = re.compile(r"[A-Za-z][A-Za-z'-]+(?=[*_`\"']{0,3}\s{0,3}(?:[.!?\n]|$))", re.A)
 
 
@@ -78,8 +82,11 @@ class ExpressionGrammar:
         begin = _end_of(_SKIPPED, text, begin)
         if _STARTS.match(text, begin) or _NAMED.match(text, begin):
             return self._value(text, begin)
-        word = None if self.words_first else _ONE_WORD.match(text, begin)
-        return None if word is None else (word.group(), word.end())
+        word = _ONE_WORD.match(text, begin)
+        if word is None or self.words_first or word.group().lower() in _NO_ANSWERS:
+            return None
+        introduced = _INTRODUCED.search(text[max(0, begin - 12) : begin])
+        return None if introduced is None else (word.group(), word.end())
 
     def _value(self, text: str, begin: int) -> tuple[str, int]:
         """Returns the value that stands first from ``begin``, with all that is joined to it, and its end."""
@@ -102,7 +109,10 @@ class ExpressionGrammar:
         named = _NAMED.match(text, begin, end)
         if _STARTS.match(text, begin) or named is not None:
             end = _expression_end(text, begin if named is None else named.end(), end)
-        return text[begin:end].strip(_MARKUP), end
+        value = text[begin:end].strip(_MARKUP)
+        if value.endswith("|") and value.count("|") == 1:  # the edge of a table's cell
+            value = value[:-1].rstrip(_MARKUP)
+        return value, end
 
 
 def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
@@ -174,6 +184,8 @@ def _expression_end(text: str, begin: int, end: int) -> int:
     depth, units, last = 0, 0, begin
     for piece in _PIECE.finditer(text, begin, end):
         kind, found = piece.lastgroup, piece.group()
+        if depth == 0 and (_ASIDE.match(text, piece.start()) or kind == "emoji") and last > begin:
+            break
         if kind in ("opener", "closer"):
             depth += 1 if kind == "opener" else -1
         if kind == "word" and depth == 0 and (len(found) > 1 or _is_article(text, piece)):

@@ -85,6 +85,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+|_\{[A-Za-z]+\}")
 _FUNCTION = re.compile(
     rf"(?<![A-Za-z])(?:a|arc)?(?:{'|'.join(sorted(FUNCTION_NAMES, key=len, reverse=True))})(?![A-Za-z])"
 )
+_TEXT = re.compile(r"\$?\\text(?:bf|it|rm|sf)?\s*\{[^{}]*\}\$?")
 _ANGLED = re.compile(r"^\\langle\s*(.*?)\s*\\rangle$", re.S)
 
 
@@ -110,7 +111,7 @@ def read_form(answer: str, depth: int = 0) -> Form:
                 return found
     if unit and not _is_words(value):
         return Leaf(value, unit=unit)
-    return Leaf(text, words=_is_words(text))
+    return Leaf(text, words=_is_words(text) or _TEXT.fullmatch(answer.strip()) is not None)
 
 
 def read_values(values: tuple[str, ...]) -> Form:

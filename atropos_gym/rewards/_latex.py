@@ -23,6 +23,8 @@ _LAYOUT = re.compile(
 )
 _TEMPERATURE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\u00b0)\s*([CF])\b")
 _DEGREES = re.compile(r"(?<=[\w)}])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b|\u00b0)")
+_TRIGONOMETRIC = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b|\u00b0)")
 _CURRENCY = re.compile(
     r"(?:\b(?:US|CA|AU|USD|EUR|GBP)\s?)?\\?\$|[\u00a2-\u00a5\u20a0-\u20cf]|\\(?:pounds|euro)\b"
 )
@@ -104,6 +106,8 @@ def clean(text: str) -> str:
             text = text.replace(character, rf"\frac{{{top}}}{{{low}}}")
     for pattern, replacement in _SAME:
         text = pattern.sub(replacement, text)
+    if _TRIGONOMETRIC.search(text):
+        text = _ANGLE.sub(r"(\\frac{\1 \\pi}{180})", text)
     text = _DEGREES.sub("", _TEMPERATURE.sub(r" deg\1", text))
     text = " ".join(text.split()).strip(' *`"\u201c\u201d').rstrip(".,;: ")
     if text[:1] in ("'", "\u2018"):  # quotes around it; a prime stays

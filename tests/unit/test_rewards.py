@@ -252,8 +252,8 @@ def every_verdict(completion: str, gold: str) -> list[Verdict]:
 PIECES = (
     r"\boxed{ } { \frac 1 2.5 x = < , ^ ! answer: ( ) [ ] \{ \} \pm \cup $ % and no, <answer> </answer> is or"
     r" A <think> </think> \text{ 1,234 \\ User: \sqrt \infty \pi 9 B (A) London I choose wait not \le &"
-    r" ** ' cm of \begin{pmatrix} \end{pmatrix} \in \log_ \overline{ 1/2 \times 10^ \circ \binom \ne > e i 0. ... sin("
-    r" |"
+    r" ** ' cm of \begin{pmatrix} \end{pmatrix} \in \log_ \overline{ 1/2 \times 10^"
+    r" \circ \binom \ne > e i 0. ... sin( |"
 ).split(" ") + [" ", "\n", "#### ", "\u2212", "\u00b2", "\u221a", "\u00bd", "\ud800", "\0"]
 GOLDS = ["x^2 + 1", r"\{1,2\}", "(0,1]", r"\pm 3", "x=5", r"\sqrt{2}", "Monday", "50\\%", "x<3", "10 cm"]
 
