@@ -147,7 +147,7 @@ def _until_opener(text: str, position: int) -> Found:
 
 # --- llama3_json: {"name": …, "parameters": {…}}, also behind <|python_tag|> -------------------------------
 _LLAMA_KEY = re.compile(r"[\"'](?:name|parameters)[\"']\s{0,8}:")
-_LLAMA_BETWEEN = re.compile(r"\s*+;?")
+_LLAMA_BETWEEN = re.compile(r"(?:\s*+;)?")
 
 
 def _read_llama(text: str, opener: re.Match[str]) -> Found:

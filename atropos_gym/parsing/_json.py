@@ -24,7 +24,7 @@ _BODY = r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*
 _STRING = re.compile(_BODY + '"')
 _STRING_CUT = re.compile(_BODY + r"(?:\\(?:u[0-9a-fA-F]{0,3})?+)?+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(\.[0-9]++)?+([eE][+-]?[0-9]++)?+")
-_NUMBER_CUT = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.|(?:\.[0-9]++)?+[eE][+-]?)")
+_NUMBER_CUT = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.|(?:\.[0-9]++)?+[eE][+-]?)\Z")
 _WORD = re.compile(r"true|false|null|NaN|-?Infinity")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -113,11 +113,11 @@ class _Reader:
             if opener and opener in "{[":
                 position = self._skip(position + 1)
                 value: Any = {} if opener == "{" else []
+                if len(open_values) >= MAX_DEPTH:
+                    self._note("bad_json")
                 if text[position : position + 1] != ("}" if opener == "{" else "]"):
                     open_values.append(value)
                     self.outermost = open_values[0]
-                    if len(open_values) > MAX_DEPTH:
-                        self._note("bad_json")
                     if opener == "{":
                         position = self._key(position, keys)
                     continue
@@ -188,9 +188,8 @@ class _Reader:
             return self._string(position)
         if number := _NUMBER.match(self.text, position):
             # A longer beginning of a number that ends with the text: 1. or 2e-
-            begun = _NUMBER_CUT.match(self.text, position)
-            if begun and begun.end() == len(self.text):
-                raise _Stop(begun.end(), "cut_off")
+            if _NUMBER_CUT.match(self.text, position):
+                raise _Stop(len(self.text), "cut_off")
             return self._number(number), number.end()
         if word := _WORD.match(self.text, position):
             if word[0] not in _WORDS:

@@ -1,65 +1,52 @@
-"""``parse_action``: every shared case of the formats built so far, then promises that hold for any text."""
+"""``parse_action``: every shared case, then what each format reads and why it refuses."""
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from gymnasium.spaces import Box, Discrete
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
 from atropos_gym.errors import ConfigError
-from atropos_gym.parsing import ACTION_FORMATS, ParsedAction, format_action, parse_action
+from atropos_gym.parsing import (
+    ACTION_FORMATS,
+    REASONS,
+    TOOL_DIALECTS,
+    ParsedAction,
+    describe_format,
+    format_action,
+    parse_action,
+)
+from tests.tools.parsing_cases import BLACKJACK, LAKE, TAXI, cases_of, plain, space_of, text_of
 
-CASES_FILE = Path(__file__).parent.parent / "cases" / "b_actions.json"
-ALL_CASES = json.loads(CASES_FILE.read_text(encoding="utf-8"))
-CASES = [case for case in ALL_CASES if case["format"] in ACTION_FORMATS]
-BLACKJACK = ("stick", "hit")
-TAXI = ("south", "north", "east", "west", "pickup", "dropoff")
-REASONS = {
-    "no_container",
-    "cut_off",
-    "unclosed_think",
-    "not_an_action",
-    "several_actions",
-    "conflict",
-    "out_of_range",
-    "not_legal",
-    "too_long",
-}
-
-
-def text_of(case: dict[str, Any]) -> str:
-    if "completion" in case:
-        return case["completion"]
-    return "".join(text * count for text, count in case["completion_repeat"])
+CASES = cases_of("b_actions.json")
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_shared_case(case: dict[str, Any]) -> None:
-    described = case["space"]
-    space = Discrete(described["n"], start=described.get("start", 0))
+    space, names, aliases = space_of(case["space"])
     parsed = parse_action(
         text_of(case),
         space,
         case["format"],
-        names=described.get("names"),
-        aliases=described.get("aliases"),
+        names=names,
+        aliases=aliases,
         legal=case.get("legal"),
+        dialect=case.get("dialect"),
     )
     if case["expect"] == "invalid":
         assert not parsed.valid and parsed.value is None and parsed.reason in REASONS
     else:
-        assert (parsed.valid, parsed.value, parsed.reason) == (True, case["expect"], None)
-        assert type(parsed.value) is int and parsed.value in space
+        assert parsed.valid and parsed.reason is None and space.contains(parsed.value)
+        assert plain(parsed.value) == case["expect"]
+        assert case["space"]["type"] != "discrete" or type(parsed.value) is int
 
 
-def test_all_tag_and_bare_word_cases_are_run() -> None:
-    assert len(CASES) == 40
+def test_all_cases_are_run() -> None:
+    assert len(CASES) == 90 and {case["format"] for case in CASES} == set(ACTION_FORMATS)
+
+
+# --- tag -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,17 +142,22 @@ def test_illegal_is_told_apart_from_unreadable() -> None:
     assert parsed == ParsedAction(None, False, "not_legal")
 
 
-@pytest.mark.parametrize("format", ACTION_FORMATS)
-def test_what_format_action_writes_is_read_back(format: str) -> None:
-    for value, word in enumerate(TAXI):
-        assert parse_action(format_action(word, format), Discrete(6), format, names=TAXI).value == value
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "json"}, "format must be one of tag, bare_word; got 'json'"),
+        ({"format": "xml"}, "format must be one of tag, json, .*; got 'xml'"),
         ({"space": Box(0, 1)}, "needs a Discrete action space"),
+        ({"format": "box"}, "needs a Box, MultiDiscrete or MultiBinary space"),
+        ({"format": "json", "space": Text(5)}, "cannot be written as text"),
+        ({"format": "json", "space": Box(0, 1), "names": BLACKJACK}, "belong to Discrete"),
+        (
+            {"format": "json", "space": Dict(a=Discrete(2)), "names": {"b": BLACKJACK}},
+            "no part is called 'b'",
+        ),
+        ({"format": "json", "space": Dict(a=Discrete(2)), "names": BLACKJACK}, "mapping by the parts"),
+        ({"names": 5}, "names must be words"),
+        ({"aliases": [1]}, "names must be words and aliases a mapping"),
+        ({"format": "tool_call", "dialect": "xml"}, "dialect must be one of hermes, .*; got 'xml'"),
         ({"names": ("hit",)}, "one word for each of the 2 actions"),
         ({"names": ("hit", "Hit")}, "stands for two actions"),
         ({"names": ("hit", "1")}, "must be a word"),
@@ -180,73 +172,204 @@ def test_a_wrong_declaration_is_refused(arguments: dict[str, Any], message: str)
         parse_action("hit", **keywords)
 
 
-PIECES = [
-    "<action>",
-    "</action>",
-    "hit",
-    "stick",
-    "not ",
-    "1",
-    "-2",
-    " ",
-    ",",
-    "\n",
-    "<think>",
-    "</think>",
-    "I choose ",
-    "action: ",
-    "Observation:",
-    "</s>",
-    "(",
-    ")",
-    ":",
-    "\u200b",
-    "\u0130",
-    "\u212a",
-    "```",
-    "or",
-    "\ud800",
-]
+# --- json ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=30).map("".join),
-    st.sampled_from(ACTION_FORMATS),
-)
-def test_any_text_is_one_action_or_invalid_with_a_reason(text: str, format: str) -> None:
-    parsed = parse_action(text, Discrete(2), format, names=BLACKJACK, legal=(1,))
-    assert parsed == ParsedAction(1, True) or (not parsed.valid and parsed.reason in REASONS)
-
-
-@pytest.mark.parametrize("format", ACTION_FORMATS)
 @pytest.mark.parametrize(
-    "piece",
+    ("completion", "value"),
     [
-        "<action>",
-        "</action>",
-        "<action>hit</action>",
-        "hit ",
-        "hit,",
-        "not ",
-        " ",
-        "\n",
-        "action: ",
-        "I choose ",
-        "*",
-        "1 (",
-        "hit\nUser:",
-        "User:\n",
-        "<think>",
-        "</think>",
-        "pick ",
-        "I  ",
-        "`",
-        "\u0130",
+        ('{"action": "hit"}{"action": "Hit"}', 1),
+        ('{"action": "stick"},\n{"action": 0}', 0),
+        ('I hold {6, 9}. {"action": "hit"}', 1),
+        ('{"action": "hit"} (see {above}, \\boxed{stick})', 1),
+        ('{"action": "hit", "plan": {"action": "stick"}}', 1),
+        ('{"note": "a } and a { and \\" in it", "action": "hit"}', 1),
+        ('{"action": "stick"} no: {"action": "hit"}\nObservation: {"action": "stick"}', 1),
+        ('Observation: 12\n{"action": "hit"}', 1),
+        ('{"a\\u0063tion": "h\\u0069t"}', 1),
+        ('{"thought": "Human: hi </s>", "action": "hit"}', 1),
+        ("{'action': 'stick'} was no JSON. {\"action\": \"hit\"}", 1),
+        ('~~~\n{"action": " **hit**. "}\n~~~', 1),
+        ('{"action": "1 (hit)"}', 1),
+        ('{"action": -0}', 0),
     ],
 )
-def test_time_is_linear_in_the_length(piece: str, format: str) -> None:
-    text = piece * (100_000 // len(piece))
-    started = time.process_time()
-    parse_action(text, Discrete(2), format, names=("stick", "hit"), aliases={"pick up a card": 1})
-    assert time.process_time() - started < 1.0
+def test_json_reads_the_last_object(completion: str, value: int) -> None:
+    assert parse_action(completion, Discrete(2), "json", names=BLACKJACK) == ParsedAction(value, True)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        ("", "no_container"),
+        ('"hit"', "no_container"),
+        ("{}", "no_container"),
+        ('{"move": "hit"}', "no_container"),
+        ('{"action": "hit"} {}', "no_container"),
+        ('{"action": "hit"} or {}', "no_container"),
+        ('{"action": "hit"}{"action": "stick"}', "several_actions"),
+        ('{"action": "hit"} or {"action": "st', "cut_off"),
+        ('{"action": "hit"} then {', "cut_off"),
+        ('{"action": "hit"} no: {"action": stick}', "bad_json"),
+        ('{"action": "hit"} no: {action: "stick"}', "bad_json"),
+        ('{"action": "hit",}', "bad_json"),
+        ('{"action": "hit"', "cut_off"),
+        ('{"action": "hit" "thought": 1}', "bad_json"),
+        ('{"plan": {"action": "hit"},', "cut_off"),
+        ('{"plan": {"action": "hit"},}', "bad_json"),
+        ('{"action": NaN}', "not_finite"),
+        ('{"action": 1, "p": Infinity}', "not_finite"),
+        ('{"action": 1, "p": 1, "p": 2}', "bad_json"),
+        ('{"action": 1, "p": "\\ud800"}', "bad_json"),
+        ('{"action": 01}', "bad_json"),
+        ('{"action": "a\tb"}', "bad_json"),
+        ('{"action": null}', "not_an_action"),
+        ('{"action": false}', "not_an_action"),
+        ('{"action": 1e0}', "not_an_action"),
+        ('{"action": {"action": 1}}', "not_an_action"),
+        ('{"action": "1.0"}', "not_an_action"),
+        ('{"action": -1}', "out_of_range"),
+        ('{"action": 18446744073709551617}', "out_of_range"),
+        ('{"action": "0 (hit)"}', "conflict"),
+        ('{"action": "' + "hit" * 400 + '"}', "too_long"),
+        ('<think>{"action": 1}', "unclosed_think"),
+    ],
+)
+def test_json_says_why_there_is_no_action(completion: str, reason: str) -> None:
+    assert parse_action(completion, Discrete(2), "json", names=BLACKJACK).reason == reason
+
+
+# --- number ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        (" `2` ", 2),
+        ("west", 3),
+        ("+2", 2),
+        ("003", 3),
+        ("Action: 1\nAction: 2", 2),
+        ("I'll go with 4.", 4),
+        ("My answer is **5**.", 5),
+        ("**Action**: 3 - west", 3),
+        ("0 - south is free\n1 - north is a wall\nMove = 1 (north)", 1),
+        ("```text\n3\n```", 3),
+        ("3\nObservation: moved\n2", 3),
+        ("Row 1, column 4.\nAction: 3\nUser: moved.\nAction: 2", 3),
+        ("Observation: row 1\nAction: 3", 3),
+    ],
+)
+def test_number_reads_the_text_or_a_phrase(completion: str, value: int) -> None:
+    assert parse_action(completion, Discrete(6), "number", names=TAXI) == ParsedAction(value, True)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        ("", "not_an_action"),
+        ("I go to 3", "not_an_action"),
+        ("Action: 1 or 2", "not_an_action"),
+        ("Action: 3 because it is near", "not_an_action"),
+        ("Action:\n3", "not_an_action"),
+        ("Action: 3" + " " * 5000 + "or so", "too_long"),
+        ("1 2", "not_an_action"),
+        ("Action: 3 (or 2)", "conflict"),
+        ("Action: 6", "out_of_range"),
+        ("3rd", "not_an_action"),
+        ("1e0", "not_an_action"),
+        ("0x1", "not_an_action"),
+        ("\uff13", "not_an_action"),
+        ("\u2460", "not_an_action"),
+        ("9" * 19, "not_an_action"),
+        ("9" * 5000, "too_long"),
+    ],
+)
+def test_number_says_why_there_is_no_action(completion: str, reason: str) -> None:
+    assert parse_action(completion, Discrete(6), "number", names=TAXI).reason == reason
+
+
+# --- tool call -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", TOOL_DIALECTS)
+def test_a_call_is_read_in_every_dialect(dialect: str) -> None:
+    for value, word in enumerate(LAKE):
+        said = format_action(word, "tool_call", dialect=dialect)
+        for text in (
+            said,
+            f"I go {word}.\n{said}\n",
+            f"<think>{said}</think>{said}",
+            f"{said}\nUser: {said}",
+        ):
+            assert parse_action(text, Discrete(4), "tool_call", names=LAKE, dialect=dialect).value == value
+        number = format_action(value, "tool_call", dialect=dialect)
+        assert parse_action(number, Discrete(4), "tool_call", names=LAKE, dialect=dialect).value == value
+        twice = parse_action(f"{said}\n{said}", Discrete(4), "tool_call", names=LAKE, dialect=dialect)
+        assert twice.reason == "several_actions"
+        fenced = parse_action(f"```\n{said}\n```", Discrete(4), "tool_call", names=LAKE, dialect=dialect)
+        assert fenced.reason == "no_container"
+
+
+@pytest.mark.parametrize(
+    ("inner", "reason"),
+    [
+        ('{"name": "act"}', "no_container"),
+        ('{"name": "act", "arguments": {"move": "hit"}}', "no_container"),
+        ('{"name": "play", "arguments": {"action": "hit"}}', "no_container"),
+        ('{"name": "act", "arguments": ["hit"]}', "no_container"),
+        ('{"arguments": {"action": "hit"}}', "no_container"),
+        ('{"name": "act", "arguments": {"action": "hit", "action": "hit"}}', "bad_json"),
+        ("{'name': 'act', 'arguments': {'action': 'hit'}}", "bad_json"),
+        ('{"name": "act", "arguments": {"action": 1.0}}', "not_an_action"),
+        ('{"name": "act", "arguments": {"action": 5}}', "out_of_range"),
+    ],
+)
+def test_a_call_says_why_there_is_no_action(inner: str, reason: str) -> None:
+    text = f"<tool_call>{inner}</tool_call>"
+    assert parse_action(text, Discrete(2), "tool_call", names=BLACKJACK, dialect="hermes").reason == reason
+
+
+def test_a_call_cut_off_is_no_action_and_a_lost_closing_tag_does_no_harm() -> None:
+    said = format_action("hit", "tool_call")
+    for length in range(1, len(said)):
+        parsed = parse_action(said[:length], Discrete(2), "tool_call", names=BLACKJACK)
+        object_is_whole = said[:length].count("}") == 2
+        assert parsed.valid is object_is_whole
+        assert object_is_whole or parsed.reason in ("cut_off", "no_container")
+
+
+# --- the word for what is asked -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "said"),
+    [
+        ("tag", LAKE, "Possible actions: left, down, right, up. Answer as <action>NAME</action>."),
+        ("tag", None, "Possible actions: 0 to 3. Answer as <action>NUMBER</action>."),
+        ("bare_word", LAKE, "Answer with one of these words: left, down, right, up."),
+        (
+            "number",
+            LAKE,
+            "Possible actions: 0 (left), 1 (down), 2 (right), 3 (up). Answer with the number alone.",
+        ),
+        ("json", LAKE, 'Possible actions: left, down, right, up. Answer as {"action": "NAME"}.'),
+        ("json", None, 'Possible actions: 0 to 3. Answer as {"action": NUMBER}.'),
+    ],
+)
+def test_discrete_formats_are_described(format: str, names: Any, said: str) -> None:
+    assert describe_format(format, Discrete(4), names=names) == said
+    # What the instruction itself shows is no action.
+    assert not parse_action(said, Discrete(4), format, names=names)
+
+
+def test_only_legal_actions_are_offered() -> None:
+    said = describe_format("tag", Discrete(4), names=LAKE, legal=(1, 2))
+    assert said == "Possible actions: down, right. Answer as <action>NAME</action>."
+
+
+@pytest.mark.parametrize("space", [MultiDiscrete([3, 2]), MultiBinary(4), Box(-1, 1, (2,))])
+def test_formats_of_lists_are_described(space: Any) -> None:
+    for format in ("json", "box", "tool_call"):
+        said = describe_format(format, space)
+        assert f"a list of {space.shape[0]}" in said and not parse_action(said, space, format)
