@@ -10,6 +10,7 @@ from typing import Any
 
 from atropos_gym.errors import TemplateError
 from atropos_gym.rendering.reply_text import THINK
+from atropos_gym.rendering.said import heard_messages, opening_messages
 from atropos_gym.tokenizers import BytesTokenizer
 
 __all__ = ["BytesDialect"]
@@ -21,7 +22,7 @@ _ROLES = {
     "tool": BytesTokenizer.TOOL,
 }
 _END = BytesTokenizer.END
-_UTF8 = ("utf-8", "surrogatepass")  # half a character has bytes too
+_HEARD = {role: token for role, token in _ROLES.items() if role != "assistant"}
 
 
 class BytesDialect:
@@ -80,8 +81,14 @@ class BytesDialect:
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, speak: bool = True
     ) -> list[int]:
         """Returns BOS, the messages and, if the assistant is to speak, its id."""
+        if speak and not tools and (said := _one_message(messages)) is not None:
+            role, text = said
+            return [BytesTokenizer.BOS, role, *text, BytesTokenizer.ASSISTANT]
         ids = [BytesTokenizer.BOS]
-        self._write(ids, messages, tools)
+        for message in opening_messages(messages):
+            _write(ids, message)
+        if tools:
+            raise _no_tools()
         if speak:
             ids.append(BytesTokenizer.ASSISTANT)
         return ids
@@ -95,15 +102,23 @@ class BytesDialect:
         speak: bool = True,
     ) -> list[int]:
         """Returns the end id if ``last`` was another, the messages and the assistant's id."""
+        if speak and not tools and (said := _one_message(messages)) is not None:
+            role, text = said
+            if last == _END:
+                return [role, *text, BytesTokenizer.ASSISTANT]
+            return [_END, role, *text, BytesTokenizer.ASSISTANT]
         ids: list[int] = [] if last == _END else [_END]
-        self._write(ids, messages, tools)
+        for message in heard_messages(messages):
+            _write(ids, message)
+        if tools:
+            raise _no_tools()
         if speak:
             ids.append(BytesTokenizer.ASSISTANT)
         return ids
 
     def say(self, text: str) -> list[int]:
         """Returns the bytes of ``text`` and the end id."""
-        return [*text.encode(*_UTF8), _END]
+        return [*text.encode("utf-8", "surrogatepass"), _END]  # half a character has bytes too
 
     def said(
         self,
@@ -125,20 +140,34 @@ class BytesDialect:
         """Returns False: there is no template."""
         return False
 
-    def _write(self, ids: list[int], messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
-        """Appends the messages to ``ids``."""
-        if tools:
-            raise TemplateError("the bytes tokenizer writes no tool schemas: describe the tools in a message")
-        for message in messages:
-            role, content = message["role"], message.get("content")
-            if role not in _ROLES:
-                raise TemplateError(f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes)")
-            if message.get("tool_calls"):
-                raise TemplateError("the bytes tokenizer writes no tool_calls: say the call in the content")
-            ids.append(_ROLES[role])
-            ids += (content if isinstance(content, str) else _text_of(content)).encode(*_UTF8)
-            if role == "assistant":
-                ids.append(_END)
+
+def _one_message(messages: Any) -> tuple[int, bytes] | None:
+    """Returns role id and bytes of the one message that most turns are, or None for anything else.
+
+    A turn takes a microsecond: what is no message is looked into only where this does not work.
+    """
+    try:
+        (message,) = messages
+        return _HEARD[message["role"]], message["content"].encode()
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _write(ids: list[int], message: Mapping[str, Any]) -> None:
+    """Appends a checked message to ``ids``."""
+    role, content = message["role"], message.get("content")
+    if role not in _ROLES:
+        raise TemplateError(f"role must be one of {', '.join(_ROLES)}, got {role!r} (bytes)")
+    if message.get("tool_calls"):
+        raise TemplateError("the bytes tokenizer writes no tool_calls: say the call in the content")
+    ids.append(_ROLES[role])
+    ids += (content if isinstance(content, str) else _text_of(content)).encode("utf-8", "surrogatepass")
+    if role == "assistant":
+        ids.append(_END)
+
+
+def _no_tools() -> TemplateError:
+    return TemplateError("the bytes tokenizer writes no tool schemas: describe the tools in a message")
 
 
 def _text_of(parts: Any) -> str:

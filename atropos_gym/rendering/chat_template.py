@@ -33,6 +33,7 @@ class ChatTemplate:
     Attributes:
         name: what errors call it.
         source: Jinja source.
+        bos: the text of BOS, which many templates write; "" where the tokenizer has none.
         today: the day that was pinned, where the template writes one unasked; else None.
 
     Raises:
@@ -49,7 +50,9 @@ class ChatTemplate:
         self._own_tools = isinstance(tokenizer.chat_template, Mapping) and template is None
         self._own_tools = self._own_tools and "tool_use" in tokenizer.chat_template
         self.kwargs = dict(kwargs)
-        self._variables_given = {**tokenizer.hf.special_tokens_map, **self.kwargs}
+        given = {**tokenizer.hf.special_tokens_map, **self.kwargs}
+        self.bos = str(given.get("bos_token") or "")
+        self._given = {name: value for name, value in given.items() if name in self._names}
         self._text = self.source
         self.today: datetime.date | None = None
         self._only_parts = False
@@ -65,11 +68,6 @@ class ChatTemplate:
         """What decides the text beside the messages."""
         pinned = self.today.isoformat() if self.today else None
         return {"template": self.source, "template_kwargs": self.kwargs, "date": pinned}
-
-    @property
-    def bos(self) -> str:
-        """The text of BOS, which many templates write; "" where the tokenizer has none."""
-        return str(self._variables_given.get("bos_token") or "")
 
     def render(self, messages: Sequence[Mapping[str, Any]], speak: bool, tools: Any = None) -> str:
         """Returns the conversation as text, with a generation prompt if ``speak``.
@@ -100,7 +98,7 @@ class ChatTemplate:
                 tools=tools,
                 chat_template=source,
                 add_generation_prompt=speak,
-                **self._variables_given,
+                **self._given,
             )
         except Exception as error:  # a template is code of strangers: it may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)

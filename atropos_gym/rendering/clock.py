@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from atropos_gym.errors import ConfigError
 
 __all__ = ["pin_clock", "pinned_day"]
 
-_LETTERS = "aAwdbBmyYHIpMSfzZjUWcxXGuVeDFTRhCnt"
+_DIRECTIVE = re.compile(r"%-?[A-Za-z]")
 _DAY_FORMS = ("%Y-%m-%d", "%d %b %Y", "%d %B %Y")
 
 
@@ -42,7 +43,7 @@ def pinned_day(kwargs: Mapping[str, Any], reads_date_string: bool, name: str) ->
 
 
 def pin_clock(source: str, day: datetime.date) -> str:
-    """Returns a template with a macro in place of the clock ``strftime_now``, for any format.
+    """Returns a template with a macro in place of the clock ``strftime_now``.
 
     Example:
         >>> import jinja2
@@ -52,12 +53,10 @@ def pin_clock(source: str, day: datetime.date) -> str:
     """
     moment = datetime.datetime(day.year, day.month, day.day)
     chain = ""
-    for letter in _LETTERS:
-        for flag in ("-", ""):
-            directive = f"%{flag}{letter}"
-            value = moment.strftime(directive)
-            if value != directive:
-                chain += f" | replace('{directive}', {json.dumps(value, ensure_ascii=False)})"
+    for directive in sorted(set(_DIRECTIVE.findall(source))):  # a format stands somewhere in the source
+        value = moment.strftime(directive)
+        if value != directive:
+            chain += f" | replace('{directive}', {json.dumps(value, ensure_ascii=False)})"
     macro = "{% macro strftime_now(format) %}{{ format" + chain + " }}{% endmacro %}"
     # trim_blocks eats one newline behind a tag; the template's own first newline must stay.
     return macro + ("\n" if source.startswith("\n") else "") + source

@@ -22,7 +22,6 @@ from atropos_gym.rendering.said import (
     checked_ids,
     checked_messages,
     checked_text,
-    checked_tools,
     images_of,
 )
 from atropos_gym.rendering.transcript import Source, row_pieces, said_pieces, sources_of
@@ -170,12 +169,7 @@ class ChatRenderer:
             TypeError: no messages at all, but something else.
             TemplateError: no message, the last one is the assistant's, or the template refuses them.
         """
-        messages = checked_messages(messages)
-        if not messages:
-            raise TemplateError("a prompt needs at least one message")
-        if messages[-1]["role"] == "assistant":
-            raise TemplateError("the last message of a prompt is the assistant's: nobody is to answer it")
-        return self._dialect.prompt(messages, tools and checked_tools(tools))
+        return self._dialect.prompt(messages, tools)
 
     def bridge(
         self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Any = None
@@ -194,19 +188,19 @@ class ChatRenderer:
             TypeError: no ids or no messages, but something else.
             TemplateError: no message, an assistant's among them, or the template refuses them.
         """
-        messages = checked_messages(messages)
-        if not messages:
-            raise TemplateError("a bridge needs at least one message")
-        for message in messages:
-            if message["role"] == "assistant":
-                raise TemplateError("a bridge holds no assistant message: the policy speaks by sampling")
-        last = checked_ids(turn_ids[-1:], self._rows) if len(turn_ids) else (None,)
         if self.past == "template":
             raise NewSegment(
                 f"past='template' ({self.tokenizer.name}): a turn is followed by a render of the whole "
                 "conversation: use advance(), or prompt()"
             )
-        return self._dialect.bridge(last[0], messages, tools and checked_tools(tools))
+        try:
+            last = turn_ids[-1] if len(turn_ids) else None
+            if last is not None and not 0 <= last < self._rows:
+                raise TypeError
+        except (TypeError, LookupError):
+            checked_ids(turn_ids, self._rows)
+            raise
+        return self._dialect.bridge(last, messages, tools)
 
     def advance(
         self,
@@ -339,7 +333,7 @@ class ChatRenderer:
             >>> ids, [i for i, sampled in zip(ids, mask) if sampled]
             ([257, 260, 97, 261, 98, 258], [98, 258])
         """
-        pieces = said_pieces(self._dialect, checked_messages(messages), tools and checked_tools(tools))
+        pieces = said_pieces(self._dialect, checked_messages(messages), tools)
         ids = [token for piece in pieces for token in piece.ids]
         mask = [piece.sampled for piece in pieces for _ in piece.ids]
         return ids, mask
@@ -371,7 +365,7 @@ class ChatRenderer:
             >>> ChatRenderer("bytes").spans(talk, turns=[[98]])
             ['template', 'template', 'message', 'template', 'policy']
         """
-        messages, tools = checked_messages(messages), tools and checked_tools(tools)
+        messages = checked_messages(messages)
         if turns is None:
             pieces = said_pieces(self._dialect, messages, tools)
         else:

@@ -8,7 +8,16 @@ from typing import Any
 
 from atropos_gym.errors import TemplateError
 
-__all__ = ["ROLES", "checked_ids", "checked_messages", "checked_text", "checked_tools", "images_of"]
+__all__ = [
+    "ROLES",
+    "checked_ids",
+    "checked_messages",
+    "checked_text",
+    "checked_tools",
+    "heard_messages",
+    "images_of",
+    "opening_messages",
+]
 
 #: A role is written into the text by most templates, so it must be a known word.
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -55,6 +64,36 @@ def checked_messages(messages: Any) -> Sequence[Mapping[str, Any]]:
             if part["type"] == "text" and not isinstance(part.get("text"), str):
                 raise TemplateError(f"a text part of {role} message {place} has no text: {dict(part)!r:.60}")
     return messages
+
+
+def opening_messages(messages: Any) -> Sequence[Mapping[str, Any]]:
+    """Returns the messages of a prompt.
+
+    Raises:
+        TypeError: no list of mappings.
+        TemplateError: none at all, or the last one is the assistant's; or as ``checked_messages``.
+    """
+    opening = checked_messages(messages)
+    if not opening:
+        raise TemplateError("a prompt needs at least one message")
+    if opening[-1]["role"] == "assistant":
+        raise TemplateError("the last message of a prompt is the assistant's: nobody is to answer it")
+    return opening
+
+
+def heard_messages(messages: Any) -> Sequence[Mapping[str, Any]]:
+    """Returns the messages of a bridge.
+
+    Raises:
+        TypeError: no list of mappings.
+        TemplateError: none at all, or one of the assistant's; or as ``checked_messages``.
+    """
+    heard = checked_messages(messages)
+    if not heard:
+        raise TemplateError("a bridge needs at least one message")
+    if any(message["role"] == "assistant" for message in heard):
+        raise TemplateError("a bridge holds no assistant message: the policy speaks by sampling")
+    return heard
 
 
 def checked_tools(tools: Any) -> list[Any] | None:

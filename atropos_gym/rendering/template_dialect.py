@@ -13,20 +13,19 @@ from typing import Any, Literal
 
 from atropos_gym.errors import NewSegment, TemplateError
 from atropos_gym.rendering.chat_template import ChatTemplate
-from atropos_gym.rendering.spans import message_places, overlaps
-from atropos_gym.rendering.template_facts import template_facts
-from atropos_gym.rendering.template_messages import TemplateMessages
-from atropos_gym.rendering.template_probe import (
+from atropos_gym.rendering.probes import (
     ANSWERED,
-    ASKED,
     ASSISTANT_PROBE,
     THOUGHT_ANSWERED,
     USER_PROBE,
-    RoleForm,
     call_messages,
-    probe,
-    stop_ids_of,
 )
+from atropos_gym.rendering.role_form import RoleForm
+from atropos_gym.rendering.said import checked_tools, heard_messages, opening_messages
+from atropos_gym.rendering.spans import message_places, overlaps
+from atropos_gym.rendering.template_facts import template_facts
+from atropos_gym.rendering.template_messages import TemplateMessages
+from atropos_gym.rendering.template_probe import probe, stop_ids_of
 from atropos_gym.rendering.template_reading import (
     opened_tag,
     speaks_in_channels,
@@ -40,6 +39,7 @@ from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 __all__ = ["TemplateDialect"]
 
 _CACHE_SIZE = 4096
+_CACHED_TEXT = 512
 
 _Messages = Sequence[Mapping[str, Any]]
 
@@ -192,6 +192,7 @@ class TemplateDialect:
 
     def prompt(self, messages: _Messages, tools: Any = None, *, speak: bool = True) -> list[int]:
         """Returns the ids of a whole conversation, encoded once."""
+        messages, tools = opening_messages(messages), checked_tools(tools)
         key = _key("prompt", None, messages, tools, speak)
         if key is not None and key in self._cache:
             return list(self._cache[key])
@@ -206,6 +207,7 @@ class TemplateDialect:
         Raises:
             NewSegment: ``last`` is the header of another role than the next message.
         """
+        messages, tools = heard_messages(messages), checked_tools(tools)
         end = last if last in self._stops else None
         key = _key("bridge", end, messages, tools, speak)
         if key is not None and key in self._cache:
@@ -230,7 +232,7 @@ class TemplateDialect:
 
         A bridge of ``size`` ids may stand without the end of the turn before it.
         """
-        prepared, marked = self._prepare(messages), self._text.mark(tools)
+        prepared, marked = self._prepare(messages), self._text.mark(checked_tools(tools))
         render: Callable[[Any], str]
         if first:
             render = partial(self._prompt_text, tools=marked)
@@ -312,7 +314,7 @@ class TemplateDialect:
 
     def _keep(self, key: Any, ids: list[int]) -> list[int]:
         """Remembers ids of a few short messages: the same states and words come again and again."""
-        if key is not None and len(ids) < 1024:
+        if key is not None:
             if len(self._cache) >= _CACHE_SIZE:
                 self._cache.clear()
             self._cache[key] = list(ids)
@@ -336,10 +338,14 @@ def _first_words(message: Mapping[str, Any]) -> str:
 
 
 def _key(kind: str, end: int | None, messages: _Messages, tools: Any, speak: bool) -> Any:
-    """Returns what decides the ids, or None where it cannot be hashed."""
-    if tools:
+    """Returns what decides the ids of a few short messages, or None for others: they hardly come again."""
+    if tools or len(messages) > 4:
         return None
     said = tuple(tuple(message.items()) for message in messages)
-    if not all(isinstance(value, str) for message in said for _, value in message):
-        return None
-    return kind, end, said, speak
+    size = 0
+    for message in said:
+        for _, value in message:
+            if not isinstance(value, str):
+                return None
+            size += len(value)
+    return (kind, end, said, speak) if size < _CACHED_TEXT else None

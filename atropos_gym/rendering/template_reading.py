@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from atropos_gym.errors import TemplateError
 from atropos_gym.rendering.chat_template import ChatTemplate
-from atropos_gym.rendering.reply_text import THINK, ThinkTags
-from atropos_gym.rendering.template_probe import (
+from atropos_gym.rendering.probes import (
     ASKED,
     ASSISTANT_PROBE,
     THOUGHT_ANSWERED,
     THOUGHT_PROBE,
     message,
 )
+from atropos_gym.rendering.reply_text import THINK, ThinkTags
 
 __all__ = ["opened_tag", "speaks_in_channels", "think_tags", "tool_dialect"]
 

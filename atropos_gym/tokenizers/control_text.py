@@ -12,6 +12,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from atropos_gym.tokenizers.plain_encoding import BLANK, Encoded, PlainEncoder
@@ -57,7 +58,11 @@ class ControlText:
             else tuple(self.plain.normalize(s).strip("▁ ") for s in normalized)
         )
         self._offsets = not hasattr(backend, "words")
-        self._whole = PlainEncoder(backend, frozenset())
+
+    @cached_property
+    def _whole(self) -> PlainEncoder:
+        """Encodes as the backend does, whatever settings another caller has left on it."""
+        return PlainEncoder(self._backend, frozenset())
 
     def mark(self, value: Any) -> Any:
         """Returns ``value`` with every control spelling in its strings marked, dict keys included.
@@ -92,11 +97,16 @@ class ControlText:
             edge[-k:] in self._heads for k in range(1, len(edge) + 1)
         ):
             marked = marked + _CLOSE
-        if self._disguised and marked == text:
-            normal = self.plain.normalize(text)
-            if any(spelling in normal for spelling in self._disguised):
-                marked = _OPEN + marked
+        if marked == text and self._is_disguised(text):
+            marked = _OPEN + marked
         return marked
+
+    def _is_disguised(self, text: str) -> bool:
+        """Returns whether a text becomes a control spelling only behind the normaliser."""
+        if not self._disguised:
+            return False
+        normal = self.plain.normalize(text)
+        return any(spelling in normal for spelling in self._disguised)
 
     @staticmethod
     def unmark(text: str) -> str:
@@ -122,6 +132,14 @@ class ControlText:
         """Returns the ids of rendered text; without marks they are the backend's own."""
         if _OPEN in text or _CLOSE in text:
             return self._encode_marked(text).ids
+        encoding = self._ordinary(text)
+        return self._whole.encode(text) if encoding is None else encoding.ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Returns the ids of text that nobody has marked, as if there were no control tokens."""
+        spelled = any(first in text for first in self._firsts) and self._spelled.search(text)
+        if spelled or self._is_disguised(text):
+            return self.plain.encode(text)
         encoding = self._ordinary(text)
         return self._whole.encode(text) if encoding is None else encoding.ids
 

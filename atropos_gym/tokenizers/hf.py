@@ -11,6 +11,7 @@ from typing import Any
 
 from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.tokenizers.base import FINGERPRINT_FORMAT, digest, load_tokenizer
+from atropos_gym.tokenizers.control_text import ControlText
 from atropos_gym.tokenizers.hub import beside, hub_answers
 from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 from atropos_gym.tokenizers.slow import SlowBackend
@@ -85,12 +86,13 @@ class HFTokenizer:
         return frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
 
     @cached_property
-    def _plain(self) -> PlainEncoder:
-        return PlainEncoder(self.backend, self.special_ids.union(self.eos_ids))
+    def _text(self) -> ControlText:
+        added = self.backend.get_added_tokens_decoder().keys()
+        return ControlText(self.backend, self.special_ids.union(added & frozenset(self.eos_ids)))
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of plain text: no BOS, no special id whatever the text spells."""
-        return self._plain.encode(text)
+        return self._text.encode_plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text, control tokens visible; ids beyond the tokenizer have none."""
