@@ -192,6 +192,9 @@ def test_a_wrong_declaration_is_refused(arguments: dict[str, Any], message: str)
         ('~~~\n{"action": " **hit**. "}\n~~~', 1),
         ('{"action": "1 (hit)"}', 1),
         ('{"action": -0}', 0),
+        ('{"thought": "low"}\n{"action": "hit"}', 1),
+        ('f(x) = {x: 1} {"action": "hit"}', 1),
+        ('{"action": "hit"} f(x) = {x: 1}', 1),
     ],
 )
 def test_json_reads_the_last_object(completion: str, value: int) -> None:
@@ -208,6 +211,8 @@ def test_json_reads_the_last_object(completion: str, value: int) -> None:
         ('{"action": "hit"} {}', "no_container"),
         ('{"action": "hit"} or {}', "no_container"),
         ('{"action": "hit"}{"action": "stick"}', "several_actions"),
+        ('{"action": "jump"} {"action": "stick"}', "several_actions"),
+        ('{"action": 0, "action": 1}, {"action": "stick"}', "several_actions"),
         ('{"action": "hit"} or {"action": "st', "cut_off"),
         ('{"action": "hit"} then {', "cut_off"),
         ('{"action": "hit"} no: {"action": stick}', "bad_json"),
