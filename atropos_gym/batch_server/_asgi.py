@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 from isal import isal_zlib
@@ -15,8 +16,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.batch_server.refusals import NotSaved
+from atropos_gym.batch_server.store import Store
+from atropos_gym.errors import ServerError
 
-__all__ = ["Bodies", "Guard"]
+__all__ = ["Bodies", "Guard", "Saved"]
+
+RETRY_AFTER = 5
+"""Seconds after which a client should try again what could not be saved."""
 
 
 class Guard:
@@ -63,6 +70,53 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+class Saved:
+    """Holds every answer back until what it says is saved: then it is still true after a crash.
+
+    Reads that change nothing do not wait for what others have changed.
+
+    Args:
+        app: what answers.
+        store: what is saved.
+    """
+
+    def __init__(self, app: ASGIApp, store: Store) -> None:
+        self.app = app
+        self.store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on; answers 503 in its place where nothing can be saved."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        waits = scope["method"] != "GET" or scope["path"] in ("/batch", "/reset_data")
+
+        async def send_saved(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                saved = self.store.save()
+                if saved is not None and waits:
+                    await self._wait(saved)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_saved)
+        except NotSaved as error:
+            content = {"detail": str(error), "retry_after": RETRY_AFTER}
+            headers = {"Retry-After": str(RETRY_AFTER)}
+            await JSONResponse(content, 503, headers)(scope, receive, send)
+        finally:
+            self.store.save()
+
+    async def _wait(self, saved: Future[None]) -> None:
+        try:
+            async with asyncio.timeout(self.store.limits.save_seconds):
+                await asyncio.shield(asyncio.wrap_future(saved))
+        except TimeoutError:
+            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet") from None
+        except ServerError as error:
+            raise NotSaved(str(error)) from None
 
 
 class _Refusal(Exception):

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from atropos_gym.batch_server._bodies import MSGPACK
-from atropos_gym.batch_server._desk import Desk, watch
+from atropos_gym.batch_server._desk import Desk, settle, watch
 from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.stock import Request
@@ -73,7 +73,7 @@ class BatchReply(Response):
         ends = [*range(CHUNK_BYTES, len(body) - 1, CHUNK_BYTES), len(body) - 1]
         for start, end in zip([0, *ends], [*ends, len(body) - 1], strict=True):
             await _body(send, body[start:end], more=True)
-            await _settle()
+            await settle()
             if gone():
                 return False
         self.desk.store.delivered(lease)
@@ -146,12 +146,6 @@ def _accepts(part: str, encoding: str) -> bool:
     """Whether one entry of ``Accept-Encoding`` names this encoding, and not with weight 0."""
     name, _, weight = part.partition(";")
     return name.strip() == encoding and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-
-
-async def _settle() -> None:
-    """Gives the loop the turns that it takes from a broken connection to the watcher of this request."""
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 def _about(lease: Lease) -> dict[str, Any]:

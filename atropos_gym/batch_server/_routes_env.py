@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
+from pydantic_core import to_json
 
 from atropos_gym.batch_server._bodies import (
     GroupsRefused,
@@ -16,6 +18,7 @@ from atropos_gym.batch_server._bodies import (
     schema_of,
 )
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._post_reply import PostReply, digest_of, key_of
 from atropos_gym.batch_server.intake import Receipt
 from atropos_gym.batch_server.refusals import Refused, Unknown
 from atropos_gym.wire import EnvRef, EnvRegistration, ScoredDataGroup
@@ -58,41 +61,57 @@ def env_routes(desk: Desk) -> APIRouter:
     @router.post("/scored_data", openapi_extra=schema_of(ScoredDataGroup))
     async def scored_data(request: Request) -> Response:
         """Takes one group."""
-        receipts, unknown = await _take_in(desk, request, many=False)
-        receipt = receipts[0]
-        answer = {"group_id": receipt.group_id, **({"unknown_fields": unknown} if unknown else {})}
-        if receipt.buffered is None:
-            return reply({"status": "received", **answer})
-        return reply({"status": "buffered", "buffer_size": receipt.buffered, **answer})
+        return await _take_in(desk, request, many=False)
 
     @router.post("/scored_data_list", openapi_extra=schema_of(ScoredDataGroup, many=True))
     async def scored_data_list(request: Request) -> Response:
         """Takes all groups of a list, or none."""
-        receipts, unknown = await _take_in(desk, request, many=True)
-        answer: dict[str, object] = {"status": "received", "groups_processed": len(receipts)}
-        buffered = [receipt.buffered for receipt in receipts if receipt.buffered is not None]
-        if buffered:
-            answer |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]}
-        answer["group_ids"] = [receipt.group_id for receipt in receipts]
-        return reply(answer | ({"unknown_fields": unknown} if unknown else {}))
+        return await _take_in(desk, request, many=True)
 
     return router
 
 
-async def _take_in(desk: Desk, request: Request, *, many: bool) -> tuple[list[Receipt], list[str]]:
-    """Checks and stores what was posted; returns receipts and the names that are not part of a group."""
+async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
+    """Checks and stores what was posted, or finds that it was posted before."""
     store = desk.store
+    key = key_of(request)
     try:
         incoming = await read_groups(request, many=many)
     except GroupsRefused as refusal:
         for env_id in refusal.senders:
             store.count_refused(env_id, 1)
         raise
+    now, digest = desk.now(), digest_of(incoming, many=many)
     try:
-        receipts = store.add_groups(incoming, desk.now())
+        known = store.find_reply(key, digest, now)
+    except Refused as refusal:
+        raise HTTPException(422, problem_details(refusal.problems, (), many=False)) from None
+    if known is not None:
+        for one in incoming:
+            store.env_seen(one.env_id, now)
+        return PostReply(desk, known, replayed=True)
+    try:
+        receipts = store.add_groups(incoming, now)
     except Refused as refusal:
         for one in incoming:
             store.count_refused(one.env_id, 1)
         raise HTTPException(422, problem_details(refusal.problems, ("body",), many=many)) from None
     desk.notify()
-    return receipts, sorted({name for one in incoming for name in one.unknown_fields})
+    answer = _list_answer(receipts) if many else _group_answer(receipts[0])
+    if unknown := sorted({name for one in incoming for name in one.unknown_fields}):
+        answer["unknown_fields"] = unknown
+    return PostReply(desk, store.keep_reply(key, digest, to_json(answer), now), replayed=False)
+
+
+def _group_answer(receipt: Receipt) -> dict[str, Any]:
+    if receipt.buffered is None:
+        return {"status": "received", "group_id": receipt.group_id}
+    return {"status": "buffered", "buffer_size": receipt.buffered, "group_id": receipt.group_id}
+
+
+def _list_answer(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"status": "received", "groups_processed": len(receipts)}
+    buffered = [receipt.buffered for receipt in receipts if receipt.buffered is not None]
+    if buffered:
+        answer |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]}
+    return answer | {"group_ids": [receipt.group_id for receipt in receipts]}

@@ -60,7 +60,8 @@ def info_routes(desk: Desk) -> APIRouter:
     async def health() -> Response:
         """Whether all is well, with a sentence for each kind of trouble."""
         desk.now()
-        return reply(store.health())
+        body = store.health()
+        return reply(body, 200 if body["status"] == "ok" else 503)
 
     @router.get("/latest_example")
     async def latest_example() -> Response:

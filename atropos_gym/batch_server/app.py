@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from atropos_gym.batch_server._asgi import Bodies, Guard
+from atropos_gym.batch_server._asgi import Bodies, Guard, Saved
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._routes_env import env_routes
 from atropos_gym.batch_server._routes_info import info_routes
@@ -50,6 +50,7 @@ def create_app(
     app.add_exception_handler(Unknown, _unknown)
     app.add_exception_handler(RequestValidationError, _query_refused)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(Saved, store=store)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, max_bytes=store.limits.max_body_bytes, seconds=store.limits.receive_seconds)
     app.add_middleware(Guard, hosts=store.limits.allowed_hosts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from atropos_gym.batch_server.batching import choose
 from atropos_gym.batch_server.group_queue import StoredGroup
+from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.wire import EnvRegistration
 
@@ -82,7 +83,8 @@ class EnvRecord:
 class EnvBook:
     """All environments that ever registered, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks | None = None) -> None:
+        self._marks = marks or Marks()
         self._records: list[EnvRecord] = []
         self._names: Counter[str] = Counter()
 
@@ -102,9 +104,14 @@ class EnvBook:
             last_seen=now,
             had_data_at=now,
         )
-        self._names[name] += 1
-        self._records.append(record)
+        self._marks.env(record)
+        self.restore(record)
         return record
+
+    def restore(self, record: EnvRecord) -> None:
+        """Adds a record; they come in the order of their numbers."""
+        self._names[record.settings.desired_name] += 1
+        self._records.append(record)
 
     def find(self, env_id: int | None) -> EnvRecord | None:
         """Returns the environment of this number; None where there is none."""
@@ -116,6 +123,8 @@ class EnvBook:
         """Notes a sign of life: it also connects an environment again."""
         record = self.find(env_id)
         if record is not None:
+            if not record.connected:
+                self._marks.env(record)
             record.last_seen = now
             record.connected = True
         return record

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
+from typing import Self
 
+from atropos_gym.batch_server.intake import Incoming
+from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 
 __all__ = ["GroupQueue", "Place", "StoredGroup", "Unit"]
@@ -35,6 +38,13 @@ class StoredGroup:
     env_id: int | None
     policy_version: int | None
     received_at: float
+
+    @classmethod
+    def of(cls, number: int, incoming: Incoming, now: float) -> Self:
+        """Gives an accepted group its number."""
+        packed = incoming.packed
+        longest = int(packed.lengths.max())
+        return cls(number, packed, packed.size, longest, incoming.env_id, incoming.policy_version, now)
 
     @property
     def group_id(self) -> str:
@@ -108,7 +118,8 @@ class GroupQueue:
         sequences_of: number of sequences by environment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks | None = None) -> None:
+        self._marks = marks or Marks()
         self._units: list[Unit] = []
         self.groups = 0
         self.sequences = 0
@@ -140,6 +151,7 @@ class GroupQueue:
     def add(self, unit: Unit) -> None:
         """Puts a unit where its number belongs."""
         unit.place = Place.QUEUED
+        self._marks.unit(unit)
         insort(self._units, unit, key=attrgetter("number"))
         self._count(unit, 1)
 
@@ -150,6 +162,7 @@ class GroupQueue:
             if unit.place is not Place.QUEUED:
                 raise ValueError(f"unit {unit.number} is {unit.place}, not in the queue")
             unit.place = place
+            self._marks.unit(unit)
             self._count(unit, -1)
         self._units = [unit for unit in self._units if unit not in leaving]
 

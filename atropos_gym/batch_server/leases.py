@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atropos_gym.batch_server.group_queue import StoredGroup, Unit
+from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.refusals import Unknown
 
 __all__ = ["Lease", "LeaseBook", "LeaseState"]
@@ -74,7 +75,8 @@ class LeaseBook:
         number: how many leases there have been.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks | None = None) -> None:
+        self._marks = marks or Marks()
         self._open: dict[str, Lease] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self.number = 0
@@ -102,6 +104,7 @@ class LeaseBook:
             expires_at=math.inf if seconds is None else now + seconds,
         )
         self._open[lease.batch_id] = lease
+        self._marks.lease(lease)
         return lease
 
     def find(self, batch_id: str) -> Lease:
@@ -117,8 +120,14 @@ class LeaseBook:
         lease.units = ()  # an ended lease must not keep its groups in memory
         self._open.pop(lease.batch_id, None)
         self._ended[lease.batch_id] = lease
+        self._marks.lease(lease)
         while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
+            self._marks.lease(self._ended.popitem(last=False)[1])
+
+    def extend(self, lease: Lease, seconds: float, now: float) -> None:
+        """Gives an open lease more time, counted from now."""
+        lease.seconds, lease.expires_at = seconds, now + seconds
+        self._marks.lease(lease)
 
     def reopen(self, lease: Lease, units: list[Unit]) -> None:
         """Opens an expired lease again, with its old units."""
@@ -126,10 +135,25 @@ class LeaseBook:
         lease.state = LeaseState.OPEN
         lease.units = tuple(units)
         self._open[lease.batch_id] = lease
+        self._marks.lease(lease)
+
+    def restore(self, lease: Lease) -> None:
+        """Puts a saved lease into the book."""
+        (self._open if lease.state is LeaseState.OPEN else self._ended)[lease.batch_id] = lease
+
+    def knows(self, lease: Lease) -> bool:
+        """Whether a lease is open, or has ended and is remembered."""
+        return lease in self or self._ended.get(lease.batch_id) is lease
 
     def forget(self, lease: Lease) -> None:
         """Removes a lease that never reached anyone."""
         del self._open[lease.batch_id]
+        self._marks.lease(lease)
+
+    @property
+    def unread(self) -> list[Lease]:
+        """Open leases of plain reads: nobody knows yet whether they arrive."""
+        return [lease for lease in self._open.values() if lease.seconds is None]
 
     def expired(self, now: float) -> list[Lease]:
         """Open leases whose time is up."""

@@ -21,6 +21,7 @@ class Limits:
         env_timeout: an environment that was silent for so long counts as disconnected.
         trainer_timeout: a trainer that was silent for so long may be replaced by one with other settings.
         holding_seconds: how long a service's word on the versions it uses is good.
+        save_seconds: how long an answer waits for what it says to be saved; then it is a 503.
         max_deliveries: after so many deliveries without an ack a group is set aside.
     """
 
@@ -33,4 +34,5 @@ class Limits:
     env_timeout: float = 120.0
     trainer_timeout: float = 60.0
     holding_seconds: float = 120.0
+    save_seconds: float = 30.0
     max_deliveries: int = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
 
@@ -11,9 +12,11 @@ from atropos_gym.batch_server.group_queue import StoredGroup
 from atropos_gym.batch_server.intake import Incoming, Receipt, misfits
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.policies import PolicyBoard
 from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
+from atropos_gym.batch_server.replies import KeptReply, ReplyBook
 from atropos_gym.batch_server.stock import Request, Stock
 from atropos_gym.batch_server.tallies import Tallies
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
@@ -26,8 +29,10 @@ class MemoryStore:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._envs = EnvBook()
+        self._marks = Marks()
+        self._envs = EnvBook(self._marks)
         self._number = 0
+        self._replies = ReplyBook(self._marks)
         self._clear()
 
     @property
@@ -41,7 +46,7 @@ class MemoryStore:
 
     def _clear(self) -> None:
         self._tallies = Tallies()
-        self._stock = Stock(self._envs, self._tallies, self.limits)
+        self._stock = Stock(self._envs, self._tallies, self.limits, self._marks)
         self._policies = PolicyBoard()
         self._started = False
         self._trainers: set[str] = set()
@@ -57,9 +62,32 @@ class MemoryStore:
         for env in self._envs:
             env.connected = False
             env.buffer = []
-        batches = self._stock.leases.number
+        batches, replies = self._stock.leases.number, self._replies.number
         self._clear()
+        self._marks.clear(cleared=True)
+        for env in self._envs:
+            self._marks.env(env)
         self._stock.leases.number = batches
+        self._replies = ReplyBook(self._marks)
+        self._replies.number = replies
+
+    # Keeping.
+
+    def save(self) -> Future[None] | None:
+        """Makes last what has changed; returns what to wait for, or None where all is done.
+
+        Memory needs no saving: this only forgets what has changed.
+        """
+        self._marks.clear()
+        return None
+
+    @property
+    def failing(self) -> str:
+        """Why nothing can be saved; "" where all is well."""
+        return ""
+
+    def close(self) -> None:
+        """Ends it; nothing is called afterwards."""
 
     def tick(self, now: float) -> None:
         """Does what is due: leases run out, buffers are released, silent environments leave."""
@@ -133,6 +161,7 @@ class MemoryStore:
         """Takes an environment out of weights and minimums until its next call."""
         env = self._find_env(env_id)
         env.connected = False
+        self._marks.env(env)
         for part in env.release_older(float("inf")):
             self._stock.put([part])
 
@@ -154,20 +183,14 @@ class MemoryStore:
     def _add(self, incoming: Incoming, now: float) -> Receipt:
         packed, env_id = incoming.packed, incoming.env_id
         self._number += 1
-        stored = StoredGroup(
-            number=self._number,
-            packed=packed,
-            sequences=packed.size,
-            longest=int(packed.lengths.max()),
-            env_id=env_id,
-            policy_version=incoming.policy_version,
-            received_at=now,
-        )
+        stored = StoredGroup.of(self._number, incoming, now)
         self._latest = packed
+        self._marks.groups.append(stored)
         self._tallies.count_unknown_fields(incoming.unknown_fields)
         env = self._envs.touch(env_id, now)
         if env is not None:
             env.count(packed)
+            self._marks.env(env)
         elif env_id is not None:
             self._tallies.unknown_env += 1
         if env is None or incoming.complete or not self._waits_for_parts(env, packed.size):
@@ -190,6 +213,19 @@ class MemoryStore:
         self._tallies.refused += groups
         if (env := self._envs.find(env_id)) is not None:
             env.groups_refused += groups
+            self._marks.env(env)
+
+    def find_reply(self, key: str | None, digest: bytes, now: float) -> KeptReply | None:
+        """Returns what the same post was answered, if that is still to be given."""
+        return self._replies.find(key, digest, now)
+
+    def keep_reply(self, key: str | None, digest: bytes, body: bytes, now: float) -> KeptReply:
+        """Keeps an answer that is about to be given."""
+        return self._replies.keep(key, digest, body, now)
+
+    def reply_arrived(self, reply: KeptReply, *, arrived: bool) -> None:
+        """Notes whether an answer reached its sender."""
+        self._replies.arrived(reply, arrived=arrived)
 
     def latest_example(self) -> PackedGroup | None:
         """The group that came last."""
@@ -328,10 +364,12 @@ class MemoryStore:
     def health(self) -> dict[str, Any]:
         """Body of GET ``/health``."""
         warnings = self._tallies.warnings()
+        if self.failing:
+            warnings.insert(0, self.failing)
         if self.registered and self._stock.reason:
             warnings.append(f"no batch: {self._stock.reason}")
         return {
-            "status": "ok",
+            "status": "failing" if self.failing else "ok",
             "registered": self.registered,
             "started": self._started,
             "current_step": self._stock.step,

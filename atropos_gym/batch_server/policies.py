@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from atropos_gym.batch_server.refusals import Conflict
 from atropos_gym.wire import Policy, PolicyUpdate
@@ -82,6 +83,20 @@ class PolicyBoard:
     def hold(self, env_id: int | None, versions: Iterable[int], now: float) -> None:
         """Notes which versions a service still uses; this replaces what it said before."""
         self._held[env_id] = (frozenset(versions), now)
+
+    def state(self) -> dict[str, Any]:
+        """What is to be saved."""
+        return {
+            "policy": self._policy.model_dump(),
+            "fingerprint": self.fingerprint,
+            "held": [[env_id, sorted(held), at] for env_id, (held, at) in self._held.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state` said."""
+        self._policy = Policy.model_validate(state["policy"])
+        self.fingerprint = state["fingerprint"]
+        self._held = {env_id: (frozenset(held), at) for env_id, held, at in state["held"]}
 
     def show(self, now: float, holding_seconds: float) -> Policy:
         """Returns the policy with all versions that services said they use within that time."""

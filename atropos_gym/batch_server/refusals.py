@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from atropos_gym.errors import AtroposError
 
-__all__ = ["Conflict", "Problem", "Refused", "Unknown"]
+__all__ = ["Conflict", "NotSaved", "Problem", "Refused", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class Refused(AtroposError):
 
 class Conflict(AtroposError):
     """The request contradicts the server's state (409)."""
+
+
+class NotSaved(AtroposError):
+    """What was asked for is done in memory but could not be made to last (503): asked again, it may be."""
 
 
 class Unknown(AtroposError):

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -23,13 +24,16 @@ from atropos_gym.batch_server._malloc import keep_freed_memory
 from atropos_gym.batch_server._protocol import BoundedProtocol
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.store import MemoryStore, Store
+from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store
 from atropos_gym.errors import ConfigError, ServerError
 
-__all__ = ["ServerProcess", "serve"]
+__all__ = ["ServerProcess", "open_store", "serve", "state_file"]
 
 READY = "Batch server ready on "
 """How the line begins that says where the server is."""
+
+RESUMED = "Resumed "
+"""How the line before it begins, where there is one."""
 
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than clients keep theirs, so that they close it."""
@@ -42,7 +46,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
-    store: Store | None = None,
+    store: Store | Callable[[], Store] | None = None,
     limits: Limits | None = None,
     insecure: bool = False,
     ready: Callable[[str], None] | None = None,
@@ -54,7 +58,8 @@ def serve(
     Args:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
-        store: what the server knows; in memory by default.
+        store: what the server knows, or what makes it once the port is ours; it is closed at the end. In
+            memory by default.
         limits: what it allows.
         insecure: listen on an address that others can reach, without any password.
         ready: called with the URL once the server answers; prints a line by default.
@@ -62,7 +67,7 @@ def serve(
         log_level: uvicorn's.
 
     Raises:
-        ConfigError: the address cannot be used; one line that says why and what to do.
+        ConfigError: address or store cannot be used; one line that says why and what to do.
     """
     if not is_loopback(host) and not insecure:
         raise ConfigError(
@@ -71,11 +76,16 @@ def serve(
         )
     listener = _listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    limits = limits or (store.limits if store is not None else Limits())
+    try:
+        store = store() if callable(store) else store or MemoryStore(limits)
+    except BaseException:
+        listener.close()
+        raise
+    limits = limits or store.limits
     if insecure:
         limits = _any_host(limits)
     keep_freed_memory()
-    app = create_app(store if store is not None else MemoryStore(limits), limits)
+    app = create_app(store, limits)
 
     def announce() -> None:
         (ready or _print_ready)(url)
@@ -98,6 +108,7 @@ def serve(
         with contextlib.closing(listener):
             _Server(config, announce, app.state.desk.close).run(sockets=[listener])
     finally:
+        store.close()
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
 
@@ -126,6 +137,34 @@ class _Server(uvicorn.Server):
         """Asks the server to stop; unlike uvicorn's, the signal is not raised again afterwards."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def state_file(port: int) -> Path:
+    """Where a server on this port keeps its state unless it is told otherwise."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "atropos_gym" / f"server-{port}.sqlite"
+
+
+def open_store(
+    where: str, limits: Limits | None = None, *, fresh: bool = False, fsync: bool = False
+) -> Store:
+    """Opens a store and says what was found in it.
+
+    Args:
+        where: ``"memory"``, or the path of a file.
+        limits: times and bounds.
+        fresh: forget what is in the file.
+        fsync: survive a power failure too.
+
+    Raises:
+        ConfigError: the file cannot be used, or another server uses it.
+    """
+    if where == "memory":
+        return MemoryStore(limits)
+    store = SqliteStore(Path(where).expanduser(), limits, fresh=fresh, fsync=fsync)
+    if store.recovered:
+        print(f"{RESUMED}{where}: {store.recovered} (--fresh starts anew)", flush=True)
+    return store
 
 
 def _print_ready(url: str) -> None:
@@ -162,18 +201,25 @@ class ServerProcess:
         with ServerProcess() as server:
             client = BatchClient(server.url)
 
+    Args:
+        port: 0 takes a free one.
+        store: ``"memory"``, or the path of a file.
+        timeout: seconds within which it must answer.
+
     Attributes:
         url: where it answers.
         pid: its process.
     """
 
-    def __init__(self, port: int = 0, *, timeout: float = 60.0) -> None:
+    def __init__(self, port: int = 0, *, store: str | Path = "memory", timeout: float = 60.0) -> None:
         command = [
             sys.executable,
             "-m",
             "atropos_gym.batch_server",
             "--port",
             str(port),
+            "--store",
+            str(store),
             "--until-stdin-closes",
         ]
         # A session of its own: Ctrl-C at a terminal is for the parent, which then stops the server. Were the
@@ -187,6 +233,8 @@ class ServerProcess:
         try:
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
+            if line.startswith(RESUMED):
+                line = self._process.stdout.readline()
         finally:
             alarm.cancel()
         if not line.startswith(READY):
@@ -233,13 +281,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m atropos_gym.batch_server", description="Batch server.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--store", default="memory")
+    parser.add_argument("--store", default="memory", help="'memory', or the path of a file")
+    parser.add_argument("--fresh", action="store_true", help="forget what is in the file")
+    parser.add_argument("--fsync", action="store_true", help="survive a power failure too")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_stdin_closes:
         _stop_when_stdin_closes()
     try:
-        serve(options.host, options.port)
+        store = partial(open_store, options.store, fresh=options.fresh, fsync=options.fsync)
+        serve(options.host, options.port, store=store)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

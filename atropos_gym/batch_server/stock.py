@@ -5,14 +5,16 @@ The rules of what fits with what are in ``batching.py``; this keeps the state th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from atropos_gym.batch_server.batching import Plan, choose_below, plan_batch
 from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
 from atropos_gym.batch_server.group_queue import GroupQueue, Place, StoredGroup, Unit
 from atropos_gym.batch_server.leases import Lease, LeaseBook, LeaseState
 from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.refusals import Conflict
 from atropos_gym.batch_server.tallies import Tallies
 from atropos_gym.wire import Registration
@@ -52,9 +54,10 @@ class Stock:
         limits: times and bounds that hold now.
     """
 
-    def __init__(self, envs: EnvBook, tallies: Tallies, limits: Limits) -> None:
-        self.queue = GroupQueue()
-        self.leases = LeaseBook()
+    def __init__(self, envs: EnvBook, tallies: Tallies, limits: Limits, marks: Marks | None = None) -> None:
+        self._marks = marks or Marks()
+        self.queue = GroupQueue(self._marks)
+        self.leases = LeaseBook(self._marks)
         self.step = 0
         self.config: Registration | None = None
         self.policy_version: int | None = None
@@ -65,6 +68,26 @@ class Stock:
         self.limits = limits
         self._turn = 0
         self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
+
+    def restore(self, state: Mapping[str, Any], aside: Mapping[int, str]) -> None:
+        """Goes on from what :meth:`state` said; units and leases are put back one by one."""
+        config = state["config"]
+        self.config = None if config is None else Registration.model_validate(config)
+        self.step, self._turn = state["step"], state["turn"]
+        self.policy_version, self.groups_of_version = state["policy_version"], state["groups_of_version"]
+        self.leases.number = state["batches"]
+        self._aside = dict(aside)
+
+    def state(self) -> dict[str, Any]:
+        """What is to be saved besides units and leases."""
+        return {
+            "config": None if self.config is None else self.config.model_dump(),
+            "step": self.step,
+            "turn": self._turn,
+            "policy_version": self.policy_version,
+            "groups_of_version": self.groups_of_version,
+            "batches": self.leases.number,
+        }
 
     # What comes in.
 
@@ -101,9 +124,12 @@ class Stock:
         unit.place = Place.GONE
         self._tallies.set_aside[reason] += len(unit.groups)
         self.groups_of_version -= self._of_version(unit)
-        self._aside[unit.number] = reason
+        self._aside[unit.number] = self._marks.aside[unit.number] = reason
+        self._marks.unit(unit)
         while len(self._aside) > REMEMBERED:
-            del self._aside[next(iter(self._aside))]
+            oldest = next(iter(self._aside))
+            del self._aside[oldest]
+            self._marks.aside[oldest] = None
 
     def _of_version(self, unit: Unit) -> int:
         """How many of its groups count for the newest version; who does not say, counts."""
@@ -126,6 +152,7 @@ class Stock:
         self.policy_version = version
         for unit in self.queue:
             unit.came_under = version
+            self._marks.unit(unit)
         self.groups_of_version = sum(map(self._of_version, self.queue))
         self.sweep()
 
@@ -270,7 +297,7 @@ class Stock:
             self._recover(lease)
         if lease.state is not LeaseState.OPEN:
             raise Conflict(f"batch {batch_id} was {lease.state}: it cannot be extended")
-        lease.seconds, lease.expires_at = seconds, now + seconds
+        self.leases.extend(lease, seconds, now)
         return lease
 
     def expire(self, now: float) -> None:
@@ -284,6 +311,7 @@ class Stock:
     def _use(self, lease: Lease) -> None:
         for unit in lease.units:
             unit.place = Place.GONE
+            self._marks.unit(unit)
         lease.step_at_end = self.step
         self.leases.end(lease, LeaseState.ACKED)
 

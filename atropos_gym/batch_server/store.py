@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from atropos_gym.batch_server.env_book import EnvRecord
@@ -15,10 +16,12 @@ from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.memory import MemoryStore
 from atropos_gym.batch_server.packed import PackedGroup
+from atropos_gym.batch_server.replies import KeptReply
+from atropos_gym.batch_server.sqlite import SqliteStore
 from atropos_gym.batch_server.stock import Request
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
 
-__all__ = ["MemoryStore", "Store"]
+__all__ = ["MemoryStore", "SqliteStore", "Store"]
 
 
 class Store(Protocol):
@@ -144,6 +147,31 @@ class Store(Protocol):
 
     def health(self) -> dict[str, Any]:
         """Body of GET ``/health``."""
+        ...
+
+    def find_reply(self, key: str | None, digest: bytes, now: float) -> KeptReply | None:
+        """Returns what the same post was answered, if that is still to be given."""
+        ...
+
+    def keep_reply(self, key: str | None, digest: bytes, body: bytes, now: float) -> KeptReply:
+        """Keeps an answer that is about to be given."""
+        ...
+
+    def reply_arrived(self, reply: KeptReply, *, arrived: bool) -> None:
+        """Notes whether an answer reached its sender."""
+        ...
+
+    def save(self) -> Future[None] | None:
+        """Makes last what has changed; returns what to wait for, or None where all is done."""
+        ...
+
+    @property
+    def failing(self) -> str:
+        """Why nothing can be saved; "" where all is well."""
+        ...
+
+    def close(self) -> None:
+        """Saves what is left and ends; nothing is called afterwards."""
         ...
 
     def latest_example(self) -> PackedGroup | None:

@@ -145,6 +145,15 @@ class Config(BaseModel):
     """Port that the server listens on; 0 takes a free one."""
     insecure: bool = _setting(False, "server", "serve")
     """Allow a `host` that other machines can reach: there is no password."""
+    store: str | None = _setting(None, "server", "serve")
+    """Where the server keeps what it accepted: a file, or `memory`, which ends with the process; null: a file
+    for each port in the state directory (`~/.local/state/atropos_gym`), `memory` for port 0. What is in the
+    file is resumed."""
+    fresh: bool = _setting(False, "server", "serve")
+    """Forget what is in the store's file and start anew."""
+    fsync: bool = _setting(False, "server", "serve")
+    """Wait for the disk before a group is called received: then it survives a power failure too, not only a
+    crash of the server."""
 
     # Evaluation
     episodes: int = _setting(1000, "evaluation", "train eval", ge=2)
@@ -170,7 +179,7 @@ class Config(BaseModel):
 
         Example:
             >>> Config.reads("serve")
-            ['host', 'port', 'insecure']
+            ['host', 'port', 'insecure', 'store', 'fresh', 'fsync']
         """
         return [name for name in cls.model_fields if verb in cls.about(name)["verbs"]]
 

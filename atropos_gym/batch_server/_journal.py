@@ -1,0 +1,213 @@
+"""One SQLite file and the thread that writes it.
+
+Everything that is handed over while a transaction is being committed goes into the next one: with many
+senders, one commit serves them all.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from atropos_gym.errors import ConfigError, ServerError
+
+__all__ = ["Journal", "Statement"]
+
+Statement = tuple[str, Sequence[Sequence[Any]]]
+"""SQL, and the rows that it is carried out for."""
+
+APPLICATION_ID = 0x41475142  # "AGQB"
+VERSION = 1
+SCHEMA = """
+CREATE TABLE groups (number INTEGER PRIMARY KEY, received_at REAL NOT NULL, data BLOB NOT NULL);
+CREATE TABLE units (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE leases (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE envs (env_id INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE aside (number INTEGER PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE replies (number INTEGER PRIMARY KEY, name TEXT, digest BLOB NOT NULL, body BLOB NOT NULL,
+    at REAL NOT NULL);
+CREATE TABLE state (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+"""
+PAGE_BYTES = 16384  # a group of 32,768 ids fills 17 such pages; a hundred small ones share one
+LOG_BYTES = 64 * 2**20
+IDLE_SECONDS = 1.0
+SPARE_PAGES = 256
+"""So many free pages stay in the file for what comes next; more are given back in quiet moments."""
+
+
+class Journal:
+    """A file that rows are written to, in the order in which they are handed over.
+
+    Args:
+        path: the file; its folder is made.
+        fresh: forget what is in it.
+        fsync: wait for the disk at each commit: then it survives a power failure too, not only the end of
+            this process.
+
+    Attributes:
+        failing: why nothing can be written; "" where all is well.
+
+    Raises:
+        ConfigError: the file is used by another server, is something else, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False, fsync: bool = False) -> None:
+        self.path = path
+        self.failing = ""
+        self._connection = _opened(path, fresh=fresh, fsync=fsync)
+        self._change = threading.Condition()
+        self._waiting: list[tuple[Sequence[Statement], Future[None]]] = []
+        self._last: Future[None] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def read(self, sql: str) -> list[tuple[Any, ...]]:
+        """Reads rows; only before anything is written."""
+        return self._connection.execute(sql).fetchall()
+
+    def write(self, statements: Sequence[Statement]) -> Future[None]:
+        """Hands rows over; the result is there once they are committed."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # whoever stops waiting must not stop the writing
+        with self._change:
+            if self._closed:
+                raise ServerError(f"{self.path} is closed")
+            self._waiting.append((statements, future))
+            self._last = future
+            self._change.notify()
+        return future
+
+    @property
+    def unwritten(self) -> Future[None] | None:
+        """What to wait for until everything so far is committed; None where it is."""
+        last = self._last
+        return None if last is None or last.done() else last
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.failing = f"cannot write {self.path}: {error!r}"
+            with self._change:
+                self._closed = True
+                for _, future in self._waiting:
+                    future.set_exception(ServerError(self.failing))
+            raise
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                if not self._waiting and not self._closed:
+                    self._change.wait(IDLE_SECONDS)
+                work, self._waiting = self._waiting, []
+                closed = self._closed
+            if work:
+                self._commit(work)
+            elif closed:
+                return
+            else:
+                self._tidy()
+
+    def _commit(self, work: list[tuple[Sequence[Statement], Future[None]]]) -> None:
+        """Writes until it succeeds: memory has it, so the file must have it before anything else."""
+        while True:
+            try:
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    for statements, _ in work:
+                        for sql, rows in statements:
+                            self._connection.executemany(sql, rows)
+                break
+            except sqlite3.Error as error:
+                self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
+            with self._change:
+                if self._closed:
+                    for _, future in work:
+                        future.set_exception(ServerError(self.failing))
+                    return
+                self._change.wait(IDLE_SECONDS)
+        self.failing = ""
+        for _, future in work:
+            future.set_result(None)
+
+    def _tidy(self) -> None:
+        """Gives free pages back to the system, some at a time."""
+        try:
+            ((free,),) = self._connection.execute("PRAGMA freelist_count").fetchall()
+            if free > SPARE_PAGES:
+                self._connection.execute(f"PRAGMA incremental_vacuum({SPARE_PAGES})").fetchall()
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
+
+
+def _opened(path: Path, *, fresh: bool, fsync: bool) -> sqlite3.Connection:
+    """Opens the file for this process alone, and makes its tables where it is new."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(connection, path, fresh=fresh, fsync=fsync)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise ConfigError(
+                f"store {path} is used by another server: stop that one, or choose another --store"
+            ) from None
+        raise ConfigError(f"cannot open store {path}: {error}; choose another --store") from None
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"cannot open store {path}: {error}; choose another --store") from None
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, *, fresh: bool, fsync: bool) -> None:
+    settings = (
+        f"page_size={PAGE_BYTES}",
+        "auto_vacuum=INCREMENTAL",
+        "locking_mode=EXCLUSIVE",
+        "journal_mode=WAL",
+        f"synchronous={'FULL' if fsync else 'NORMAL'}",
+        f"journal_size_limit={LOG_BYTES}",
+        "temp_store=MEMORY",
+    )
+    for setting in settings:
+        connection.execute(f"PRAGMA {setting}").fetchall()
+    connection.execute("BEGIN EXCLUSIVE")  # from here on the file is ours until this process ends
+    ((ours,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    if tables and ours != APPLICATION_ID:
+        raise ConfigError(f"{path} is a database, but not of a batch server: choose another --store")
+    if fresh:
+        _drop(connection, tables)
+        tables = []
+    if tables and version != VERSION:
+        raise ConfigError(
+            f"store {path} is of version {version}, this server reads {VERSION}: start anew with --fresh"
+        )
+    if not tables:
+        for statement in SCHEMA.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute("COMMIT")
+
+
+def _drop(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
+    for table in tables:
+        connection.execute(f"DROP TABLE {table}")
