@@ -16,6 +16,7 @@ MAX_CHARS = 300
 
 _MAX_DIGITS = 10_000
 _MAX_FACTORIAL = 3_000
+_MAX_DEPTH = 3
 _INTEGERS = re.compile(r"\d+")
 _FACTORIAL = re.compile(r"(\d+|[A-Za-z]?|\([^()!^\\]*[A-Za-z][^()!^\\]*\))\s*(!+)")
 _HAT = re.compile(r"\^|\*\*")
@@ -27,7 +28,7 @@ class TooBig(Exception):
     """A formula is not evaluated, because that could take too long."""
 
 
-def judge_size(text: str) -> None:
+def judge_size(text: str, depth: int = 0) -> None:
     """Raises TooBig for a cleaned formula that is compared as text only.
 
     Example:
@@ -37,7 +38,7 @@ def judge_size(text: str) -> None:
         ...
         atropos_gym.rewards._size.TooBig: 9^{9^9}
     """
-    if len(text) > MAX_CHARS:
+    if len(text) > MAX_CHARS or depth > _MAX_DEPTH:
         raise TooBig(text)
     for number, marks in _FACTORIAL.findall(text):
         if (
@@ -52,7 +53,7 @@ def judge_size(text: str) -> None:
         tower = _HAT.search(exponent) is not None or _HAT.match(after) is not None
         if (tower and not base.isalpha()) or "!" in exponent or after.startswith("!"):
             raise TooBig(text)
-        judge_size(exponent)
+        judge_size(exponent, depth + 1)
         if not base.isalpha():
             for digits in _INTEGERS.findall(exponent):
                 size *= max(1, int(digits)) if len(digits) < 6 else _MAX_DIGITS

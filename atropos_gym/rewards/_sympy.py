@@ -36,7 +36,8 @@ def _read(text: str) -> Any:
     """Returns a sympy expression, unevaluated where its reader leaves it so; None where the text is none."""
     judge_size(text)
     readable = for_sympy(text)
-    if not text or _UNREADABLE.search(readable):
+    balanced = all(text.count(opener) == text.count(closer) for opener, closer in ("()", "[]", "{}"))
+    if not text or not balanced or _UNREADABLE.search(readable):
         return None
     try:
         expression = latex2sympy(

@@ -39,6 +39,7 @@ def main() -> None:
     """Serves the requests on standard input until it is closed; one line of JSON each, one line back."""
     replies = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a library that prints must not speak for us
+    _heed_limits()
     try:
         algebra = importlib.import_module("atropos_gym.rewards._sympy")
         for gold, answer in _WARM_UP:
@@ -107,10 +108,19 @@ def _limit_time(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
+def _heed_limits() -> None:
+    """Undoes what a host that ignores or blocks the limit's signal would hand down."""
+    if hasattr(signal, "SIGPROF"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+
+
 def _limit_memory() -> None:
     try:
         import resource
     except ImportError:
+        return
+    if not sys.platform.startswith("linux"):  # elsewhere it is not kept, or refused
         return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = _MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import SupportsIndex
@@ -99,7 +99,7 @@ class _ChoiceGrammar:
 def verify_choice(
     completion: str,
     gold: str | SupportsIndex,
-    options: Sequence[str] | Mapping[str, str],
+    options: Iterable[str] | Mapping[str, str],
     opened: bool = False,
 ) -> Verdict:
     r"""Checks a multiple-choice answer, given by its label, its text, or both.
@@ -142,18 +142,21 @@ def _read_value(value: str, options: Options) -> Reading:
     return options.read(text, 0 if skipped is None else skipped.end())
 
 
-def _read_options(options: Sequence[str] | Mapping[str, str]) -> Options:
+def _read_options(options: Iterable[str] | Mapping[str, str]) -> Options:
     if isinstance(options, Mapping):
         texts = {str(label).strip().upper(): plain_characters(str(text)) for label, text in options.items()}
-        usable = len(texts) == len(options) and all(re.fullmatch(r"[A-Z]|\d{1,2}", label) for label in texts)
-    elif isinstance(options, str) or not isinstance(options, Sequence):
+        count = len(options)
+        usable = len(texts) == count and all(re.fullmatch(r"[A-Z]|\d{1,2}", label) for label in texts)
+    elif isinstance(options, str) or not isinstance(options, Iterable):
         raise UnusableGold(f"options must be a list or a mapping, got {type(options).__name__}: fix this row")
     else:
-        texts = dict(zip(ascii_uppercase, (plain_characters(str(text)) for text in options), strict=False))
-        usable = len(options) <= len(ascii_uppercase)
+        listed = [plain_characters(str(text)) for text in options]
+        texts = dict(zip(ascii_uppercase, listed, strict=False))
+        count = len(listed)
+        usable = count <= len(ascii_uppercase)
     if not texts or not usable:
         raise UnusableGold(
-            f"there must be 1 to 26 options with a letter each, got {len(options)}: fix or drop this row"
+            f"there must be 1 to 26 options with a letter each, got {count}: fix or drop this row"
         )
     return Options(texts)
 

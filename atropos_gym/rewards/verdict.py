@@ -22,8 +22,9 @@ class Verdict:
 
     Attributes:
         value: ``right`` and ``wrong`` need a committed answer; ``unparsed`` means that there was none.
-        reason: one word to count by: ``equal``; ``not_equal``, ``hedged``, ``too_big``; ``no_commitment``,
-            ``empty``, ``truncated``, ``too_long``, ``taken_back``, ``unclosed_think``.
+        reason: one word to count by. Right: ``equal``. Wrong: ``not_equal``, ``hedged`` (several answers),
+            ``too_big`` (compared as text only), ``timeout``. Unparsed: ``no_commitment``, ``empty``,
+            ``truncated``, ``too_long``, ``taken_back``, ``unclosed_think``.
 
     Example:
         >>> bool(Verdict(VerdictValue.RIGHT, "equal")), Verdict(VerdictValue.WRONG, "hedged").value == "wrong"

@@ -52,6 +52,20 @@ def test_what_overruns_is_stopped_and_the_next_is_answered(worker: _worker.Worke
     assert worker.pid == pid  # nothing had to be imported again
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGPROF"), reason="no such signal on this system")
+def test_a_host_that_blocks_the_limits_signal_does_not_lift_the_limit() -> None:
+    own = _worker.Worker()
+    before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+    try:
+        assert own.compare("1", (HANGS,)) == "timeout"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGPROF, before)
+        own.stop()
+
+
 def test_a_hanging_formula_is_wrong_and_says_why() -> None:
     assert verify_math(rf"\boxed{{{HANGS}}}", "1").reason == "timeout"
     assert verify_math(rf"\boxed{{{'9^{' * 5}9{'}' * 5}}}", "1").reason == "too_big"
