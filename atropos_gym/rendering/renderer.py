@@ -193,12 +193,14 @@ class ChatRenderer:
                 f"past='template' ({self.tokenizer.name}): a turn is followed by a render of the whole "
                 "conversation: use advance(), or prompt()"
             )
+        last: int | None = None
         try:
-            last = turn_ids[-1] if len(turn_ids) else None
-            if last is not None and not 0 <= last < self._rows:
-                raise TypeError
-        except (TypeError, LookupError):
-            checked_ids(turn_ids, self._rows)
+            if len(turn_ids):
+                last = turn_ids[-1]
+                if type(last) is not int or not 0 <= last < self._rows:
+                    last = checked_ids(turn_ids, self._rows)[-1]
+        except TypeError:
+            checked_ids(turn_ids, self._rows)  # says what is no sequence of ids
             raise
         return self._dialect.bridge(last, messages, tools)
 

@@ -44,7 +44,6 @@ class HFTokenizer:
         eos_ids: every end id known without looking at a template.
         config_eos_ids: those of them that the generation config names.
         rows_known: the rows are the model's own, not just the tokenizer's length.
-        chat_template: Jinja source, a dict of several, or None.
 
     Raises:
         ConfigError: a tokenizer written in Python that does not take text apart as transformers expects.
@@ -68,7 +67,7 @@ class HFTokenizer:
             self.backend = _slow_backend(hf, name)
         self.rows = rows
         self.rows_known = rows_known
-        self.chat_template: Any = getattr(hf, "chat_template", None) or template
+        self._template = template
         self._source = source
         own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
         self.config_eos_ids: tuple[int, ...] = tuple(map(int, eos_ids))
@@ -81,9 +80,16 @@ class HFTokenizer:
         return self._length
 
     @property
+    def chat_template(self) -> Any:
+        """Jinja source, a dict of several by name, or None."""
+        return getattr(self.hf, "chat_template", None) or self._template
+
+    @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the added tokens that are marked special."""
-        return frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
+        """Ids of the added tokens that are marked special, or that have a role such as padding."""
+        named = frozenset(getattr(self.hf, "all_special_ids", ()))
+        added = self.backend.get_added_tokens_decoder().items()
+        return frozenset(i for i, token in added if token.special or i in named)
 
     @cached_property
     def _text(self) -> ControlText:
@@ -135,7 +141,7 @@ class HFTokenizer:
         if self._source is not None:
             name, rows = self._source
             return _reload, (name, rows)
-        return wrap_hf, (self.hf, self.rows if self.rows_known else None, self.chat_template)
+        return wrap_hf, (self.hf, self.rows if self.rows_known else None, self._template)
 
     def __repr__(self) -> str:
         return f"HFTokenizer({self.name!r}, rows={self.rows})"

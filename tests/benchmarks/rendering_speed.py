@@ -4,7 +4,7 @@
 each turn's observation is rendered, marked, encoded and cut; the text of the same observations is encoded,
 and nothing else. The bar is 1.3 times that, as ``tokenizer.encode`` does it (transformers' own call; that of
 ``bytes`` is ours); the backend's call without transformers around it is shown beside it. Real tokenizers are
-those that ``tests/tools/get_tokenizers.py`` and ``make_smollm2.py`` prepare; a line says where one is missing.
+those that ``tests/tools/get_tokenizers.py`` and ``make_smollm2.py`` prepare; one that is missing is told.
 """
 
 from __future__ import annotations
