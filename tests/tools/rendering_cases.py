@@ -7,10 +7,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atropos_gym.errors import NewSegment, TemplateError
+from atropos_gym.messages import Feedback, Message, Reply
 from atropos_gym.rendering import ChatRenderer
+from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import load_tokenizer
 
 DATA: dict[str, Any] = json.loads(
@@ -22,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in DATA["cases"]}
 def tokenizer_of(folder: Path, case: dict[str, Any]) -> Any:
     """Loads the case's tokenizer; added tokens make it an object of its own."""
     if "add_tokens" not in case:
-        return load_tokenizer(folder)
+        return load_tokenizer(folder, rows=case.get("checks", {}).get("sizes", {}).get("embedding_rows"))
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
@@ -82,6 +85,11 @@ def check_episode(renderer: ChatRenderer, case: dict[str, Any]) -> None:
     assert ids == case["ids"]
     assert runs(mask) == case["mask_runs"]
     checks = case.get("checks", {})
+    if "out_of_vocab_ids" in checks:
+        assert (
+            renderer.unknown_ids([i for t in case["turns"] for i in t["sampled"]])
+            == (checks["out_of_vocab_ids"])
+        )
     if "turn_starts_inside_thinking" in checks:
         assert renderer.opens_thinking == checks["turn_starts_inside_thinking"]
     for key, field in (("reasoning", "thinking"), ("answers", "content")):
@@ -117,7 +125,107 @@ def check_prompt(renderer: ChatRenderer, case: dict[str, Any]) -> None:
 def check_inject(renderer: ChatRenderer, case: dict[str, Any]) -> None:
     """Asserts that control spellings stay text and that the ids are those of the rules."""
     ids = renderer.prompt(case["messages"], case.get("tools"))
+    checks = case["checks"]
     assert ids == case["prompt_ids"]
+    controls = set(checks["control_ids_in_order"]) | set(checks["control_ids_if_naive"])
+    assert [i for i in ids if i in controls] == checks["control_ids_in_order"]
+    tokenizer: Any = renderer.tokenizer
+    naive = tokenizer.hf.apply_chat_template(
+        case["messages"], tools=case.get("tools"), add_generation_prompt=True, return_dict=False
+    )
+    assert [i for i in naive if i in controls] == checks["control_ids_if_naive"]
+    assert tokenizer.decode(ids) == tokenizer.decode(naive)
+
+
+def check_full_render(renderer: ChatRenderer, case: dict[str, Any]) -> None:
+    """Asserts where rendering the whole conversation again would have broken the row."""
+    checks = case["checks"]
+    talk = list(case["messages"])
+    for turn in case["turns"]:
+        talk += [{"role": "assistant", "content": turn.get("reply_text", turn.get("text"))}]
+        talk += turn.get("new_messages", [])
+    tokenizer: Any = renderer.tokenizer
+    template = case.get("template")
+    kwargs = case.get("template_kwargs") or {}
+
+    def render() -> list[int]:
+        return list(
+            tokenizer.hf.apply_chat_template(
+                talk,
+                tools=case.get("tools"),
+                chat_template=None if template is None else DATA["templates"][template],
+                add_generation_prompt=talk[-1]["role"] != "assistant",
+                return_dict=False,
+                **kwargs,
+            )
+        )
+
+    if checks.get("full_render") == "raises":
+        from jinja2 import TemplateError as JinjaError
+
+        with pytest.raises(JinjaError):
+            render()
+        return
+    full, row = render(), case["ids"]
+    if "equals_full_render" in checks:
+        # Behind the last turn one of the two may go on: a newline of the template, a header that was sampled.
+        shared = min(len(full), len(row))
+        assert (full[:shared] == row[:shared]) == checks["equals_full_render"]
+    if "full_render_first_difference" in checks:
+        differs = next((i for i, (a, b) in enumerate(zip(full, row, strict=False)) if a != b), len(full))
+        assert differs == checks["full_render_first_difference"]
+
+
+class CaseEnv(TextEnv):
+    """Says what a case says."""
+
+    def __init__(self, case: dict[str, Any], renderer: ChatRenderer) -> None:
+        self.case = case
+        turns = case["turns"] if "turns" in case else [case]
+        self.answers_of_the_case = [turn.get("new_messages") for turn in turns]
+        super().__init__(
+            renderer=renderer,
+            max_turns=len(turns) + 1,
+            max_turn_tokens=128,
+            max_prompt_tokens=1024,
+            max_feedback_tokens=512,
+        )
+
+    def begin(self, options: dict[str, Any]) -> list[Message]:
+        self.turn = 0
+        return [Message(**message) for message in self.case["messages"]]
+
+    def respond(self, reply: Reply) -> Feedback:
+        said = self.answers_of_the_case[self.turn]
+        self.turn += 1
+        return Feedback(content=said, terminated=said is None)
+
+
+def play(renderer: ChatRenderer, case: dict[str, Any]) -> list[list[int]]:
+    """Plays a case through an environment; returns the ids of each segment, as far as the policy read."""
+    env = CaseEnv(case, renderer)
+    obs, info = env.reset(seed=0)
+    segments = [obs.tolist()]
+    for turn in case["turns"] if "turns" in case else [case]:
+        sampled = turn["sampled"]
+        before = obs.tolist()
+        obs, _, terminated, truncated, info = env.step(np.array(sampled, np.int32))
+        assert not truncated
+        if info["segment"] == len(segments) - 1:
+            assert obs.tolist()[: len(before) + len(sampled)] == before + sampled
+            segments[-1] = obs.tolist()
+        else:
+            segments[-1] = before + sampled
+            segments.append(obs.tolist())
+        if terminated:
+            assert obs.tolist() == before + sampled
+    return segments
+
+
+def check_through_an_environment(renderer: ChatRenderer, case: dict[str, Any]) -> None:
+    """Asserts that the observations of a TextEnv are the case's row."""
+    (row,) = play(renderer, case)
+    assert row == case["ids"]
 
 
 def check_refuse(folder: Path, case: dict[str, Any]) -> None:
@@ -159,11 +267,12 @@ def check_segment(folder: Path, case: dict[str, Any]) -> None:
     more, opens = renderer.advance(ids, case["sampled"], conversation, case["new_messages"])
     assert opens
     assert more == expected["segment_2_prompt_ids"]
+    with pytest.raises(NewSegment):
+        renderer.bridge(case["sampled"], case["new_messages"])
+    assert play(renderer, case) == [[*ids, *case["sampled"]], expected["segment_2_prompt_ids"]]
     if "user_message_instead" in case:
         instead = case["user_message_instead"]
         assert renderer.bridge(case["sampled"], instead["new_messages"]) == instead["bridge_ids"]
-        with pytest.raises(NewSegment):
-            renderer.bridge(case["sampled"], case["new_messages"])
     if "auto" in case:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
