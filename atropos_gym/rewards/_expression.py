@@ -32,7 +32,7 @@ _CONNECTIVES = frozenset("because since so as which but whereas while although t
 _JOINERS = frozenset(("and", "or"))
 _VALUE = (
     r"[+-]?\s?(?:\\?\$\s?)?(?:\d|\.\d|\\[A-Za-z({\[]|[(\[{]|(?:sqrt|pi|infinity)\b"
-    r"|[A-Za-z]\s?[=<>^+*/-]|(?![aAI]\s)[A-Za-z](?=[\s.,;!?)]|$))"
+    r"|[A-Za-z]\s?[=<>^+*/(-]|(?![aAI]\s)[A-Za-z](?=[\s.,;!?)]|$))"
 )
 _STARTS = re.compile(_VALUE, re.A)
 _JOINED = re.compile(
@@ -103,6 +103,11 @@ class ExpressionGrammar:
 
     def _clause(self, text: str, begin: int) -> tuple[str, int]:
         end = _clause_end(text, begin)
+        closing = text.find('"', begin, end) if text[begin - 1 : begin] == '"' else -1
+        if closing > begin:
+            return text[begin:closing].strip(_MARKUP), closing + 1
+        if self.words_first and (equals := text.rfind("=", begin, end)) >= 0:
+            begin = _end_of(_SKIPPED, text, equals + 1)
         if self.words_first and not _STARTS.match(text, begin):
             digit = _FIRST_DIGIT.search(text, begin, end)
             begin = begin if digit is None else digit.start()

@@ -9,7 +9,9 @@ from atropos_gym.rewards._commitment import Commitment
 
 __all__ = ["ANNOUNCED", "NEGATED", "SKIPPED", "last_phrase", "settled"]
 
-ANNOUNCED = r"\b(?:answer|choice|option)\b[*_`\"})]{0,4}\s{0,4}(?:is\b\s{0,4}:?|[:=])"
+ANNOUNCED = (
+    r"(?<![A-Za-z0-9])(?:answer|choice|option)(?![A-Za-z0-9])[*_`\"'})]{0,4}\s{0,4}(?:is\b\s{0,4}:?|[:=])"
+)
 """A pattern of the words before a value: "answer is", "answer:", "choice is" and their like."""
 
 NEGATED = (
@@ -25,14 +27,14 @@ SKIPPED = "[\\s*_`\"':>}\u2018\u2019\u201c\u201d\u2192\u21d2\u2600-\u27bf\ufe0f\
 Reader = Callable[[str, int], tuple[str, int] | None]
 """Returns the value that stands at a position and where it ends, or None where none does."""
 
-_INTERJECTION = r"(?:(?:oh|but|or|and|so|hmm+|well|ah|oops|okay|ok|uh|um)\b[\s,]{1,4}){0,3}"
-_CLAUSE = r"(?:[.!?;:,\n(\u2026\u2013\u2014-])[\s*_\"]{0,8}" + _INTERJECTION
+_INTERJECTION = r"(?:(?:oh|but|or|and|so|hmm+|well|ah|oops|okay|ok|uh|um)\b[\s,]{1,4}){0,3}+"
+_CLAUSE = r"(?:[.!?;:,\n(\u2026\u2013\u2014-])[\s*_\"]{0,8}+" + _INTERJECTION
 _MARKERS = (
     r"(?:(?:wait|sorry|correction|i\s+mean|scratch\s+that|that(?:'s|\s+is)\s+(?:wrong|incorrect)|incorrect)\b"
     r"|(?P<weak>(?:no|rather|actually)\b))"
 )
 _TAKEN_BACK = re.compile(_CLAUSE + _MARKERS, re.I | re.A)
-_TAKEN_BACK_AT_ONCE = re.compile(r"[\s*_\"]{0,8}" + _INTERJECTION + _MARKERS, re.I | re.A)
+_TAKEN_BACK_AT_ONCE = re.compile(r"[\s*_\"]{0,8}+" + _INTERJECTION + _MARKERS, re.I | re.A)
 _AFTER_WEAK = re.compile(
     r"[*_\"]{0,3}\s{0,4}(?:[,.:;!?\u2026\u2013\u2014-]|wait\b|it\s+is\b|it's|that\b|$)", re.I
 )

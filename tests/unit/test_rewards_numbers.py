@@ -1,8 +1,9 @@
-"""Numbers: the kinds behind the shared cases (A3 to A8, A10)."""
+"""Numbers: the kinds behind the shared cases (A3 to A8, A10).
+
+The tables are checked as wholes: a failure lists every row that is not as it should be.
+"""
 
 from __future__ import annotations
-
-import pytest
 
 from atropos_gym.rewards import verify_math, verify_number
 
@@ -211,21 +212,37 @@ SAID_NUMBERS = [
     ("Answer: 5 apples, 6 pears", "5", "wrong"),
     ("#### 100 dollars ($100)", "100", "wrong"),
     (r"#### \boxed{5}", "5", "right"),
+    ("The answer is 5.The end of 6", "5", "right"),
+    ('{"answer": 5}', "5", "right"),
+    ("Answer: $5.50", "5.5", "right"),
+    ("Answer: 5,5", "5.5", "wrong"),
+    ("The answer is $1,234.56.", "1234.56", "right"),
+    ("The answer is 3 + 4 = 7.", "7", "right"),
+    ("The answer is 7 = 3 + 4", "7", "wrong"),
+    ("So the answer is 20% of 50 = 10", "10", "right"),
+    ("The answer is between 5 and 6", "5", "wrong"),
+    ("The answer is at least 5", "5", "right"),
+    ("The answer is not 5, it is 6", "6", "unparsed"),
+    ("The answer is no more than 5", "5", "right"),
+    ("18", "18.0", "right"),
+    ("18 ", "$18", "right"),
+    ("#### 18", "He has 18 = 9*2 left. #### 18", "right"),
+    (r"\boxed{18}", r"\boxed{18}", "right"),
 ]
 
 
-@pytest.mark.parametrize(("answer", "gold", "equal"), NUMBERS)
-def test_numbers_are_read_as_people_write_them(answer: str, gold: str, equal: bool) -> None:
-    assert verify_math(rf"\boxed{{{answer}}}", gold).value == ("right" if equal else "wrong")
+def test_numbers_are_read_as_people_write_them() -> None:
+    bad = [row for row in NUMBERS if bool(verify_math(rf"\boxed{{{row[0]}}}", row[1])) is not row[2]]
+    assert bad == []
 
 
-@pytest.mark.parametrize(("answer", "gold", "equal"), ROUNDED)
-def test_values_are_compared_exactly(answer: str, gold: str, equal: bool) -> None:
-    assert verify_math(rf"\boxed{{{answer}}}", gold).value == ("right" if equal else "wrong")
+def test_values_are_compared_exactly() -> None:
+    bad = [row for row in ROUNDED if bool(verify_math(rf"\boxed{{{row[0]}}}", row[1])) is not row[2]]
+    assert bad == []
 
 
-@pytest.mark.parametrize(("completion", "gold", "value"), SAID_NUMBERS)
-def test_what_a_completion_commits_to_where_a_number_is_wanted(
-    completion: str, gold: str, value: str
-) -> None:
-    assert verify_number(completion, gold).value == value
+def test_what_a_completion_commits_to_where_a_number_is_wanted() -> None:
+    bad = [
+        (*row, got) for row in SAID_NUMBERS if (got := verify_number(row[0], row[1]).value.value) != row[2]
+    ]
+    assert bad == []

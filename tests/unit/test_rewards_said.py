@@ -1,8 +1,9 @@
-"""Commitments: what a completion commits to, the kinds behind the shared cases (A0, A2 to A5)."""
+"""Commitments: what a completion commits to, the kinds behind the shared cases (A0, A2 to A5).
+
+The tables are checked as wholes: a failure lists every row that is not as it should be.
+"""
 
 from __future__ import annotations
-
-import pytest
 
 from atropos_gym.rewards import verify_math
 
@@ -207,9 +208,91 @@ SAID = [
     ("The answer is 50\uff05", "0.5", "right"),
     ("\u0410nswer: 5", "5", "unparsed"),
     ("The answer is \U0001d7d3", "5", "wrong"),
+    ("The answer is $x^2 + 2x + 1 = (x+1)^2$, so done", "(x+1)^2", "wrong"),
+    (r"The answer is $\{1, 2\}$.", r"\{2,1\}", "right"),
+    ("The answer is {1, 2}.", r"\{2,1\}", "right"),
+    ("The answer is [0, 1).", "[0,1)", "right"),
+    ("The answer is x > 3.", r"(3,\infty)", "right"),
+    ("The answer is 2 < x < 5, as shown.", "(2,5)", "right"),
+    ("The answer is \xb13.", r"\pm 3", "right"),
+    (r"The answer is $\pm 3$.", "3,-3", "right"),
+    ("The answer is y = 2x + 3.", "y=2x+3", "right"),
+    ("The answer is 3/4 cup", "3/4", "right"),
+    ("The answer is 3:4.", "3:4", "right"),
+    ("The answer is 12:30 p.m.", "12:30 p.m.", "right"),
+    ("The answer is Monday, because of x", "Monday", "right"),
+    ("The answer is Monday and Tuesday.", "Monday", "wrong"),
+    ("The answer is Monday and Tuesday.", "Monday and Tuesday", "right"),
+    ("The answer is red.", r"\text{red}", "right"),
+    ("The answer is the number 5.", "5", "wrong"),
+    ("The answer is 5 dollars.", r"\$5", "right"),
+    ("The answer is 5 dollars.", "5 euros", "wrong"),
+    ("The answer is sqrt(2).", r"\sqrt2", "right"),
+    ("The answer is \u221a2/2", r"\frac{\sqrt2}{2}", "right"),
+    ("The answer is 2\u03c0", r"2\pi", "right"),
+    ("The answer is 1.5 \xd7 10^3.", "1500", "right"),
+    ("The answer is -3/4.", "-0.75", "right"),
+    ("The answer is - 3", "-3", "right"),
+    ("The answer is (-3, 4).", "(-3,4)", "right"),
+    ("The answer is $(-3, 4)$ and $(3,-4)$.", "(3,-4),(-3,4)", "right"),
+    (r"The answer is \frac{1}{2}.", "0.5", "right"),
+    (r"The answer is \frac{1}{2} or 0.5", "0.5", "wrong"),
+    ("The answer is n(n+1)/2 for n > 0", r"\frac{n(n+1)}{2}", "right"),
+    ("The answer is 5 as x goes to 0", "5", "right"),
+    ("The answer is 5 if x > 0", "5", "right"),
+    ("The answer is $5$ if $x>0$", "5", "right"),
+    ("The answer is $5$, $x>0$", "5", "wrong"),
+    ("The answer is 5. 6 is wrong.", "5", "right"),
+    ("The answer is 5.\n6", "5", "right"),
+    ("The answer is 5\nNo, 6", "6", "right"),
+    ("answer is 5, no wait 6", "6", "right"),
+    ("The answer is 1,000, which is large", "1000", "right"),
+    ("The answer is 1,000,000.", "1000000", "right"),
+    ("The answer is 3, not 4.", "3", "right"),
+    ("The answer is 3 not 4.", "3", "right"),
+    ("The answer is 3 rather than 4.", "3", "right"),
+    ("The answer is 3 instead of 4", "3", "right"),
+    ("The answer is more than 3", "3", "wrong"),
+    ('The answer is "5".', "5", "right"),
+    ("The answer is \u201c5\u201d.", "5", "right"),
+    ("The answer is <5>", "5", "wrong"),
+    ("The answer is: - 5", "-5", "right"),
+    ("Answer:\n- 5", "5", "wrong"),
+    ("Answer:\n\\[\n5\n\\]", "5", "right"),
+    ("Answer:\n\\[\n\\begin{pmatrix}1\\\\2\\end{pmatrix}\n\\]", r"\begin{pmatrix}1\\2\end{pmatrix}", "right"),
+    ("Answer: $$x=5$$", "5", "right"),
+    ("The answer is 10^6", "1000000", "right"),
+    ("The answer is 0.5 = 1/2", "1/2", "right"),
+    ("The answer is 1/2 = 0.5", "1/2", "right"),
+    ("The answer is x=1/2=0.5", "1/2", "right"),
+    ("Hence x = 5.", "5", "unparsed"),
+    (r"\boxed{5} is my final answer. The answer is 6.", "5", "right"),
+    (r"The answer is \boxed{}", "5", "unparsed"),
+    (r"\boxed{ }", "5", "unparsed"),
+    (r"\boxed{?}", "5", "wrong"),
+    (r"\boxed{\text{unknown}}", "5", "wrong"),
+    ("\\boxed{5}\n</think>\n", "5", "unparsed"),
+    ("The answer is A.", "A", "right"),
+    ("The answer is (A).", "A", "right"),
+    ("The answer is (A) 5", "5", "wrong"),
+    ("The answer is 5.0", "5", "right"),
+    ("The answer is 5 , ", "5", "right"),
+    ("The answer is 5 )", "5", "right"),
+    ("(The answer is 5)", "5", "right"),
+    ("[The answer is 5]", "5", "right"),
+    ("*The answer is 5*", "5", "right"),
+    ('"The answer is 5"', "5", "right"),
+    ('{"answer": 5}', "5", "right"),
+    ("{'answer': '5'}", "5", "right"),
+    ('{"answer": "5", "x": 1}', "5", "right"),
+    ("final_answer: 5", "5", "right"),
+    ("Final answer - 5", "5", "unparsed"),
+    ("The answer is 5.The end", "5", "right"),
+    ("The answer is: five", "5", "wrong"),
+    ("The answer is ten", "ten", "right"),
 ]
 
 
-@pytest.mark.parametrize(("completion", "gold", "value"), SAID)
-def test_what_a_completion_commits_to(completion: str, gold: str, value: str) -> None:
-    assert verify_math(completion, gold).value == value
+def test_what_a_completion_commits_to() -> None:
+    bad = [(*row, got) for row in SAID if (got := verify_math(row[0], row[1]).value.value) != row[2]]
+    assert bad == []

@@ -112,15 +112,15 @@ def test_two_hundred_threads() -> None:
 
     def work(k: int) -> None:
         gold, (answer,) = root(10 + k)
-        verdicts.append(bool(verify_math(rf"\boxed{{{answer}}}", gold)))
-        verdicts.append(not verify_math(rf"\boxed{{{answer}+1}}", gold))
+        said = answer if k % 2 else f"{answer}+1"
+        verdicts.append(bool(verify_math(rf"\boxed{{{said}}}", gold)) is bool(k % 2))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(200)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(verdicts) == 400
+    assert len(verdicts) == 200
     assert all(verdicts)
 
 
@@ -236,6 +236,7 @@ def test_an_interpreter_that_cannot_be_started_is_named(
         worker.compare("1", ("x",))
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_math_verify_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
