@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,10 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doe
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc on this system")
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[_worker.Worker]:
-    own = _worker.Worker()
-    yield own
-    own.stop()
+@pytest.fixture
+def worker() -> _worker.Worker:
+    """The one of this process: to start another for each test takes a second each."""
+    return _worker._WORKER
 
 
 def root(k: int) -> tuple[str, tuple[str, ...]]:
