@@ -43,6 +43,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: HFTokenizer, template: str | None, kwargs: Mapping[str, Any]) -> None:
         self.name = tokenizer.name
+        self._tokenizer = tokenizer
         self.source = _choose(tokenizer, template).replace("\r\n", "\n")
         taken = sorted(_OURS.intersection(kwargs))
         if taken:
@@ -90,15 +91,9 @@ class ChatTemplate:
 
     def _fill(self, source: str, messages: Sequence[Mapping[str, Any]], speak: bool, tools: Any) -> str:
         """Returns what Jinja makes of a template."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         try:
-            rendered, _ = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=source,
-                add_generation_prompt=speak,
-                **self._given,
+            return self._tokenizer.fill_template(
+                source, messages, speak=speak, tools=tools, variables=self._given
             )
         except Exception as error:  # a template is code of strangers: it may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)
@@ -106,7 +101,6 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template of {self.name} refuses roles {roles}: {reason}"
             ) from error
-        return str(rendered[0])
 
     def reads(self, name: str) -> bool:
         """Returns whether the template reads a variable, such as ``enable_thinking``."""
@@ -126,15 +120,21 @@ class ChatTemplate:
     @cached_property
     def image(self) -> str:
         """What the template writes for an image in a user's message; "" where it writes none."""
+        if not self.takes_parts:
+            return ""
         parts: list[dict[str, Any]] = [{"type": "text", "text": "Pq7x"}]
+        plain, shown = (
+            {"role": "user", "content": content} for content in (parts, [*parts, {"type": "image"}])
+        )
         try:
-            plain = self.render([{"role": "user", "content": parts}], True)
-            with_image = self.render([{"role": "user", "content": [{"type": "image"}, *parts]}], True)
+            before, _, behind = self.render([plain], True).partition("Pq7x")
+            lead, found, rest = self.render([shown], True).partition("Pq7x")
         except TemplateError:
             return ""
-        before = plain.partition("Pq7x")[0]
-        text = with_image.partition("Pq7x")[0]
-        return text[len(before) :] if self.takes_parts and text.startswith(before) else ""
+        if not found or not lead.startswith(before) or not rest.endswith(behind):
+            return ""
+        # Some templates write all images of a message in front of its text.
+        return lead[len(before) :] + rest[: len(rest) - len(behind)]
 
     @cached_property
     def literals(self) -> str:

@@ -101,6 +101,7 @@ def checked_tools(tools: Any) -> list[Any] | None:
 
     Raises:
         TypeError: no list of mappings or functions.
+        TemplateError: a function without type hints or docstring.
     """
     if tools is None:
         return None
@@ -109,9 +110,15 @@ def checked_tools(tools: Any) -> list[Any] | None:
     schemas: list[Any] = []
     for place, tool in enumerate(tools):
         if callable(tool):
-            from transformers.utils import get_json_schema
+            from atropos_gym.tokenizers.hf import tool_schema
 
-            schemas.append(get_json_schema(tool))
+            try:
+                schemas.append(tool_schema(tool))
+            except Exception as error:  # what is missing: type hints, a docstring, a line for an argument
+                reason = " ".join(str(error).split())
+                raise TemplateError(
+                    f"tool {place} has no schema ({reason}): give one as a mapping"
+                ) from error
         elif isinstance(tool, Mapping):
             schemas.append(tool)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from atropos_gym.tokenizers.hub import beside, hub_answers
 from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 from atropos_gym.tokenizers.slow import SlowBackend
 
-__all__ = ["HFTokenizer", "load_hf", "wrap_backend", "wrap_hf"]
+__all__ = ["HFTokenizer", "load_hf", "tool_schema", "wrap_backend", "wrap_hf"]
 
 # Texts whose ids see the whole pipeline: blanks, newlines, digits, scripts, emoji, marks, control spellings.
 _PROBES = (
@@ -104,6 +104,23 @@ class HFTokenizer:
         """Returns the text, control tokens visible; ids beyond the tokenizer have none."""
         known = [int(i) for i in ids if 0 <= i < self._length]
         return str(self.backend.decode(known, skip_special_tokens=False))
+
+    def fill_template(
+        self,
+        source: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        speak: bool,
+        tools: Any = None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Returns what transformers' sandbox makes of a chat template; a template may raise anything."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template(
+            [messages], tools=tools, chat_template=source, add_generation_prompt=speak, **variables
+        )
+        return str(rendered[0])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -262,3 +279,11 @@ def wrap_backend(backend: Any, rows: int | None = None) -> HFTokenizer:
     if id(backend) not in _backends:
         _backends[id(backend)] = backend, PreTrainedTokenizerFast(tokenizer_object=backend)
     return wrap_hf(_backends[id(backend)][1], rows)
+
+
+def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a function with type hints and a docstring, as transformers makes it."""
+    from transformers.utils import get_json_schema
+
+    schema: dict[str, Any] = get_json_schema(function)
+    return schema

@@ -134,6 +134,8 @@ def test_tools_are_schemas_or_functions() -> None:
             renderer.prompt([USER], tools)
     with pytest.raises(TypeError, match="tool 0 must be a schema or a function"):
         renderer.prompt([USER], ["f"])
+    with pytest.raises(TemplateError, match=r"tool 0 has no schema [^\n]*give one as a mapping$"):
+        renderer.prompt([USER], [lambda a: a])
     for silent in (None, []):
         assert renderer.prompt([USER], silent) == renderer.prompt([USER])
 
