@@ -144,7 +144,9 @@ def clean_logprobs(rows: list[list[float]], trained: NDArray[np.bool_]) -> list[
     return [flat[end - len(row) : end] for row, end in zip(rows, ends, strict=True)]
 
 
-def clean_flat_logprobs(values: NDArray[np.float64], trained: NDArray[np.bool_]) -> NDArray[np.float64] | int:
+def clean_flat_logprobs(
+    values: NDArray[np.floating[Any]], trained: NDArray[np.bool_]
+) -> NDArray[np.floating[Any]] | int:
     """:func:`clean_logprobs` on flattened rows.
 
     Returns:
@@ -158,7 +160,7 @@ def clean_flat_logprobs(values: NDArray[np.float64], trained: NDArray[np.bool_])
     foreign = ~trained & (values != UNTRAINED_LOGPROB)
     if not positive.any() and not foreign.any():
         return values
-    wrong = positive & (values > MAX_POSITIVE_LOGPROB)
+    wrong = positive & (values.astype(np.float64) > MAX_POSITIVE_LOGPROB)
     if wrong.any():
         return int(wrong.argmax())
     cleaned = np.where(positive, 0.0, values)

@@ -22,6 +22,9 @@ from atropos_gym.errors import ServerError
 
 __all__ = ["Bodies", "Guard", "Saved"]
 
+SAVE_SOON = 0.02
+"""Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
+
 RETRY_AFTER = 5
 """Seconds after which a client should try again what could not be saved."""
 
@@ -85,6 +88,7 @@ class Saved:
     def __init__(self, app: ASGIApp, store: Store) -> None:
         self.app = app
         self.store = store
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on; answers 503 in its place where nothing can be saved."""
@@ -107,7 +111,16 @@ class Saved:
             headers = {"Retry-After": str(RETRY_AFTER)}
             await JSONResponse(content, 503, headers)(scope, receive, send)
         finally:
-            self.store.save()
+            self._save_soon()
+
+    def _save_soon(self) -> None:
+        """Saves what was changed after the answer, unless another answer does so before."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SAVE_SOON, self._save_now)
+
+    def _save_now(self) -> None:
+        self._timer = None
+        self.store.save()
 
     async def _wait(self, saved: Future[None]) -> None:
         try:

@@ -37,11 +37,11 @@ class Source(Protocol):
 
     names: list[str]
 
-    def ids(self, name: str) -> tuple[list[int], NDArray[np.int64]]:
+    def ids(self, name: str) -> tuple[list[int], NDArray[np.integer[Any]]]:
         """Lengths of the rows, and all their integers."""
         ...
 
-    def floats(self, name: str) -> tuple[list[int], NDArray[np.float64]] | None:
+    def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""
         ...
 
@@ -66,11 +66,10 @@ def read(source: Source) -> Incoming:
     if ids.min() < 0 or ids.max() > MAX_TOKEN_ID or not np.isfinite(scores).all():
         raise Odd
     trained = masks != MASKED
-    if not trained.any() or (masks[trained] != ids[trained]).any():
+    if not trained.any() or (trained & (masks != ids)).any():
         raise Odd
-    columns = Columns(
-        np.array(lengths, np.int32), scores, ids.astype(np.int32), trained, _floats(source, lengths, trained)
-    )
+    floats = _floats(source, lengths, trained)
+    columns = Columns(np.array(lengths, np.int32), scores, ids.astype(np.int32, copy=False), trained, floats)
     free = {name: source.free(name) for name in source.names if name in FREE}
     unknown = tuple(name for name in source.names if name not in KNOWN)
     for name in unknown:

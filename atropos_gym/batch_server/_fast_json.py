@@ -59,13 +59,13 @@ class _JsonGroup:
         if len(set(self.names)) != len(self.names):  # the last one counts, and it is the first that is found
             raise Odd
 
-    def ids(self, name: str) -> tuple[list[int], NDArray[np.int64]]:
+    def ids(self, name: str) -> tuple[list[int], NDArray[np.integer[Any]]]:
         """Lengths of the rows, and all their integers."""
         rows = self._value[name]
         lengths = self._lengths(rows)
         return lengths, np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
 
-    def floats(self, name: str) -> tuple[list[int], NDArray[np.float64]] | None:
+    def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""
         rows = self._value[name] if name in self.names else None
         if rows is None:

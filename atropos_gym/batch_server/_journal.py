@@ -183,6 +183,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, fresh: bool, fsync: 
         "journal_mode=WAL",
         f"synchronous={'FULL' if fsync else 'NORMAL'}",
         f"journal_size_limit={LOG_BYTES}",
+        f"wal_autocheckpoint={LOG_BYTES // PAGE_BYTES}",  # what is used by then is never copied to the file
         "temp_store=MEMORY",
     )
     for setting in settings:

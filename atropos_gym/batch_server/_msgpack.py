@@ -30,9 +30,22 @@ def unpack(body: bytes) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Packs a reply."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    """Packs a reply. An integer beyond 64 bits, which JSON may have brought, becomes a float.
+
+    >>> unpack(pack([2**70, 2**60]))
+    [1.1805916207174113e+21, 1152921504606846976]
+    """
+    packed: bytes = msgpack.packb(value, use_bin_type=True, default=_no_int64)
     return packed
+
+
+def _no_int64(value: Any) -> float | str:
+    if not isinstance(value, int):
+        raise TypeError(f"cannot pack {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return str(value)
 
 
 def expand(value: Any) -> Any:
@@ -104,24 +117,22 @@ class _BinaryGroup:
             self._value["masks"] = None
         self.names = [name for name in self._value if name != "mask_bits"]
 
-    def ids(self, name: str) -> tuple[list[int], NDArray[np.int64]]:
+    def ids(self, name: str) -> tuple[list[int], NDArray[np.integer[Any]]]:
         """Lengths of the rows, and all their integers."""
         if name == "masks" and "mask_bits" in self._value:
             return self._masks()
-        lengths, values = _bins(self._value[name], "<i4")
-        return lengths, values.astype(np.int64)
+        return _bins(self._value[name], "<i4")
 
-    def _masks(self) -> tuple[list[int], NDArray[np.int64]]:
+    def _masks(self) -> tuple[list[int], NDArray[np.integer[Any]]]:
         lengths, ids = self.ids("tokens")
-        return lengths, np.where(_trained(self._value["mask_bits"], lengths), ids, MASKED)
+        return lengths, np.where(_trained(self._value["mask_bits"], lengths), ids, np.int32(MASKED))
 
-    def floats(self, name: str) -> tuple[list[int], NDArray[np.float64]] | None:
+    def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""
         rows = self._value.get(name)
         if not rows:
             return None
-        lengths, values = _bins(rows, "<f4")
-        return lengths, values.astype(np.float64)
+        return _bins(rows, "<f4")
 
     def scores(self) -> NDArray[np.float64]:
         """The scores."""

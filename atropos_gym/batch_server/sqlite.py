@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.memory import MemoryStore
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.replies import KeptReply
+from atropos_gym.batch_server.tallies import Tallies
 from atropos_gym.wire import EnvRegistration
 
 __all__ = ["SqliteStore"]
@@ -142,7 +143,7 @@ class SqliteStore(MemoryStore):
                 "started": self._started,
                 "trainers": sorted(self._trainers),
                 "replaced": sorted(self._replaced),
-                "tallies": asdict(self._tallies),
+                "tallies": self._tallies.state(),
             },
             "stock": self._stock.state(),
             "policy": self._policies.state(),
@@ -191,12 +192,7 @@ class SqliteStore(MemoryStore):
         self._started = counters["started"]
         self._trainers, self._replaced = set(counters["trainers"]), set(counters["replaced"])
         self._trainer_seen_at = now
-        for one in fields(self._tallies):
-            saved, kept = counters["tallies"][one.name], getattr(self._tallies, one.name)
-            if isinstance(saved, dict):
-                kept.update(saved)
-            else:
-                setattr(self._tallies, one.name, saved)
+        self._tallies = self._stock.tallies = Tallies.restore(counters["tallies"])
         self._stock.restore(state["stock"], aside)
         self._policies.restore(state["policy"])
 

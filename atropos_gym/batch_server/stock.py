@@ -51,6 +51,7 @@ class Stock:
         policy_version: the newest version; None before the first.
         groups_of_version: groups that came for the newest version and were not lost since.
         reason: why the last request got no batch.
+        tallies: what did not go the usual way.
         limits: times and bounds that hold now.
     """
 
@@ -64,7 +65,7 @@ class Stock:
         self.groups_of_version = 0
         self.reason = ""
         self._envs = envs
-        self._tallies = tallies
+        self.tallies = tallies
         self.limits = limits
         self._turn = 0
         self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
@@ -122,7 +123,7 @@ class Stock:
 
     def _set_aside(self, unit: Unit, reason: str) -> None:
         unit.place = Place.GONE
-        self._tallies.set_aside[reason] += len(unit.groups)
+        self.tallies.set_aside[reason] += len(unit.groups)
         self.groups_of_version -= self._of_version(unit)
         self._aside[unit.number] = self._marks.aside[unit.number] = reason
         self._marks.unit(unit)
@@ -179,7 +180,7 @@ class Stock:
         self.reason = ""
         self.queue.remove(units, Place.LEASED)
         if short:
-            self._tallies.short_batches += 1
+            self.tallies.short_batches += 1
         first = any(unit.step is None for unit in units)
         if first:
             self.step += 1
@@ -228,7 +229,7 @@ class Stock:
             oldest.passed_at = now
         if plan.chosen:
             self._turn += 1
-            self._tallies.waived.update(env.wandb_name for env in silent)
+            self.tallies.waived.update(env.wandb_name for env in silent)
         return plan, [units[position] for position in plan.chosen]
 
     def _asking(self) -> list[EnvRecord]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 __all__ = ["Tallies"]
 
@@ -31,6 +32,24 @@ class Tallies:
     unknown_env: int = 0
     short_batches: int = 0
     waived: Counter[str] = field(default_factory=Counter)
+
+    def state(self) -> dict[str, Any]:
+        """What is to be saved."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Self:
+        """Goes on from what :meth:`state` said.
+
+        >>> tallies = Tallies(refused=2, set_aside=Counter(old=3))
+        >>> Tallies.restore(tallies.state()) == tallies
+        True
+        """
+        values: dict[str, Any] = {
+            name: Counter(value) if isinstance(value, dict) else value for name, value in state.items()
+        }
+        return cls(**values)
 
     def count_unknown_fields(self, names: Iterable[str]) -> None:
         """Counts field names that are not stored."""

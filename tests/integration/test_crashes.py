@@ -1,0 +1,105 @@
+"""Killing the server under load: nothing that was received is lost, nothing comes twice to who acks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from atropos_gym.batch_server.client import BatchClient
+from atropos_gym.batch_server.serve import ServerProcess
+from atropos_gym.wire import ScoredDataGroup
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = int(os.environ.get("ATROPOS_GYM_CRASHES", "5"))
+PRODUCERS = 4
+
+
+def group(tag: int) -> ScoredDataGroup:
+    """A group that its first score names."""
+    return ScoredDataGroup(
+        tokens=[[1, 2, 3 + tag % 7]] * 2, masks=[[-100, 2, 3 + tag % 7]] * 2, scores=[float(tag), 0.0]
+    )
+
+
+class Load:
+    """Producers and one trainer that acks, until they are stopped; they outlive the server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.received: list[int] = []
+        self.used: list[int] = []
+        self.stopping = threading.Event()
+        self.drained = threading.Event()
+        self.errors: list[BaseException] = []
+        self.threads = [threading.Thread(target=self.run, args=(self.produce, n)) for n in range(PRODUCERS)]
+        self.trainer = threading.Thread(target=self.run, args=(self.train, 0))
+
+    def run(self, work: object, number: int) -> None:
+        try:
+            work(number)  # type: ignore[operator]
+        except BaseException as error:
+            self.errors.append(error)
+
+    def produce(self, number: int) -> None:
+        with BatchClient(self.url, retry_seconds=60) as client:
+            tag = number
+            while not self.stopping.is_set():
+                client.post_group(group(tag))
+                self.received.append(tag)
+                tag += PRODUCERS
+
+    def train(self, _: int) -> None:
+        with BatchClient(self.url, retry_seconds=60) as client:
+            while True:
+                # A batch whose answer died with the server comes again when its lease has run out.
+                batch = client.batch(lease_seconds=5, wait_seconds=0.2)
+                if batch is None:
+                    if self.drained.is_set() and not client.status()["leased_groups"]:
+                        return
+                    continue
+                assert batch.sequences == 4
+                client.ack(str(batch.batch_id))
+                self.used += [int(one.scores[0]) for one in batch.groups]
+
+
+def test_kill_under_load(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    rng = random.Random(0)
+    server = ServerProcess(store=store)
+    port = int(server.url.rsplit(":", 1)[1])
+    try:
+        with BatchClient(server.url) as client:
+            client.register(batch_size=4, max_token_len=64)
+        load = Load(server.url)
+        for thread in (*load.threads, load.trainer):
+            thread.start()
+        for _ in range(ROUNDS):
+            time.sleep(rng.uniform(0.3, 1.0))
+            os.kill(server.pid, signal.SIGKILL)
+            server.stop()
+            server = ServerProcess(port, store=store)
+        time.sleep(0.5)
+        load.stopping.set()
+        for thread in load.threads:
+            thread.join(60)
+        with BatchClient(server.url) as client:
+            if len(load.received) % 2:  # make the last batch whole
+                client.post_group(group(-1))
+                load.received.append(-1)
+        load.drained.set()
+        load.trainer.join(60)
+        with BatchClient(server.url) as client:
+            status = client.status()
+    finally:
+        server.stop()
+    assert not load.errors
+    assert (status["queue_size"], status["leased_groups"]) == (0, 0)
+    assert len(load.received) > 20 * ROUNDS
+    assert sorted(load.used) == sorted(load.received)  # nothing lost, nothing twice
