@@ -171,12 +171,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "R1 distill": Family(
         template="deepseek_r1", prompt="<｜Assistant｜><think>\n",
-        user="<｜User｜>Oq7x<｜Assistant｜><think>\n", keeps="", same_head=False, opener="<think>", **_DEEPSEEK,
+        user="<｜User｜>Oq7x<｜Assistant｜><think>\n", keeps="", same_head=False, opener="<think>",
+        **_DEEPSEEK,
     ),
     "gpt-oss": Family(
         template="gptoss", prompt="<|start|>assistant", keeps="", same_head=False,
         user="<|start|>user<|message|>Oq7x<|end|><|start|>assistant",
-        tool='<|start|>functions.f to=assistant<|channel|>commentary<|message|>"Oq7x"<|end|><|start|>assistant',
+        tool='<|start|>functions.f to=assistant<|channel|>commentary<|message|>"Oq7x"<|end|>'
+             "<|start|>assistant",
         special=("<|startoftext|>", "<|return|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>",
                  "<|call|>", "<|constrain|>", "<|endoftext|>"),
         ends=("<|endoftext|>", "<|call|>"), closes="<|end|>", tool_close="<|call|>",

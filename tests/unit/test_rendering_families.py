@@ -357,7 +357,8 @@ def test_a_template_says_what_it_reads() -> None:
 def test_calls_are_read_in_the_familys_form() -> None:
     said = {
         "Qwen3": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
-        "Qwen3.5": "</think><tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "Qwen3.5": "</think><tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+        "</tool_call>",
         "Llama 3.1": '{"name": "f", "parameters": {"a": 1}}',
         "Mistral v3": '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
     }
