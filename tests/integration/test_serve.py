@@ -252,3 +252,60 @@ def test_stopping_twice_is_no_mistake() -> None:
     server.stop()
     assert time.monotonic() - started < 2
     server.stop()
+
+
+def start_serve(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """Starts ``atropos-gym serve`` and reads what it says until it is ready."""
+    command = [sys.executable, "-m", "atropos_gym", "serve", *arguments]
+    environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    lines = []
+    while not (line := process.stdout.readline()).startswith(READY):
+        assert line, "it ended before it was ready"
+        lines.append(line.strip())
+    return process, [*lines, line.removeprefix(READY).strip()]
+
+
+@pytest.mark.slow
+def test_serve_resumes_what_it_had_and_fresh_forgets_it(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    process, lines = start_serve(tmp_path, "--port", port)
+    try:
+        assert len(lines) == 1
+        with BatchClient(lines[0]) as client:
+            client.register(batch_size=2, max_token_len=64)
+            client.post_group(ScoredDataGroup.model_validate(GROUP))
+    finally:
+        process.kill()
+        process.communicate()
+    file = tmp_path / "atropos_gym" / f"server-{port}.sqlite"
+    process, lines = start_serve(tmp_path, "--port", port)
+    try:
+        assert lines[0] == f"Resumed {file}: 1 groups queued, step 0 (--fresh starts anew)"
+        other = subprocess.run(
+            [sys.executable, "-m", "atropos_gym", "serve", "--port", "0", "--store", str(file)],
+            capture_output=True,
+            text=True,
+        )
+        assert other.returncode == 2
+        assert other.stderr.strip().endswith(
+            f"store {file} is used by another server: stop that one, or choose another --store"
+        )
+        with BatchClient(lines[1]) as client:
+            batch = client.batch()
+            assert batch is not None and batch.groups == [ScoredDataGroup.model_validate(GROUP)]
+            client.post_group(ScoredDataGroup.model_validate(GROUP))
+    finally:
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 0
+    process, lines = start_serve(tmp_path, "--port", port, "--fresh")
+    try:
+        with BatchClient(lines[-1]) as client:
+            assert len(lines) == 1 and client.status()["queue_size"] == 0
+    finally:
+        process.terminate()
+        process.communicate()
