@@ -38,6 +38,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._replies = -1
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -62,12 +63,22 @@ class Worker:
         request = {"gold": gold, "values": values}
         with self._lock:
             reply = self._exchange(request)
+            if reply is None and self._closed:
+                raise SystemExit  # the program is ending, and with it the daemon thread that waited here
             if reply is None:  # it was lost while it had nothing to do, as to a kill from outside
                 reply = self._exchange(request)
         return "timeout" if reply is None else str(reply["outcome"])
 
+    def close(self) -> None:
+        """At the program's end: ends the process and starts no other, whoever is waiting for an answer."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            _kill(process)
+            process.wait()
+
     def stop(self) -> None:
-        """Ends the process, if one runs, and waits for its end."""
+        """Ends the process, if one runs, and waits for its end; the next comparison starts another."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -80,6 +91,7 @@ class Worker:
         """In a fork: leaves the parent's process alone and starts afresh."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
+        self._closed = False
         if process is not None:
             process.returncode = 0  # not ours to wait for
             os.close(self._requests)
@@ -88,6 +100,8 @@ class Worker:
     def _start(self) -> None:
         if self._process is not None:
             return
+        if self._closed:
+            raise VerifierError("the program is ending: formulas are no longer compared")
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
         try:
@@ -176,7 +190,7 @@ def _unstartable(why: str) -> str:
 
 
 _WORKER = Worker()
-atexit.register(_WORKER.stop)
+atexit.register(_WORKER.close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_WORKER.forget)
 
