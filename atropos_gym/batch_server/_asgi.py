@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
-from atropos_gym.errors import ServerError
 
 __all__ = ["Bodies", "Guard", "Saved"]
 
@@ -123,13 +122,12 @@ class Saved:
         self.store.save()
 
     async def _wait(self, saved: Future[None]) -> None:
-        try:
-            async with asyncio.timeout(self.store.limits.save_seconds):
-                await asyncio.shield(asyncio.wrap_future(saved))
-        except TimeoutError:
-            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet") from None
-        except ServerError as error:
-            raise NotSaved(str(error)) from None
+        waiting = asyncio.wrap_future(saved)
+        await asyncio.wait((waiting,), timeout=self.store.limits.save_seconds)
+        if not waiting.done():
+            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet")
+        if (error := waiting.exception()) is not None:
+            raise NotSaved(str(error))
 
 
 class _Refusal(Exception):

@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from atropos_gym.batch_server._desk import Desk, settle, watch
+from atropos_gym.batch_server._desk import Desk, watch
 from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.replies import KeptReply
 
@@ -40,7 +40,6 @@ class PostReply(Response):
             async with watch(receive) as gone:
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 await send(start)  # waits until the groups are safe
-                await settle()
                 arrived = not gone()
                 await send({"type": "http.response.body", "body": self.body})
         finally:

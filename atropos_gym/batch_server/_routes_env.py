@@ -31,6 +31,24 @@ def env_routes(desk: Desk) -> APIRouter:
     router = APIRouter(tags=["environments"])
     store = desk.store
 
+    @router.post("/scored_data", openapi_extra=schema_of(ScoredDataGroup))
+    async def scored_data(request: Request) -> Response:
+        """Takes one group."""
+        return await _take_in(desk, request, many=False)
+
+    @router.post("/scored_data_list", openapi_extra=schema_of(ScoredDataGroup, many=True))
+    async def scored_data_list(request: Request) -> Response:
+        """Takes all groups of a list, or none."""
+        return await _take_in(desk, request, many=True)
+
+    @router.get("/status-env")
+    async def status_env(request: Request, env_id: Annotated[int | None, Query()] = None) -> Response:
+        """Tells an environment how much is queued; its number comes as a query or as a JSON body."""
+        if env_id is None:
+            env_id = (await read_body(request, EnvRef)).env_id
+        store.env_seen(env_id, desk.now())
+        return reply(store.status_env(env_id))
+
     @router.post("/register-env", openapi_extra=schema_of(EnvRegistration))
     async def register_env(request: Request) -> Response:
         """Registers an environment, once a trainer asks for batches."""
@@ -49,24 +67,6 @@ def env_routes(desk: Desk) -> APIRouter:
             return reply({"status": "failure", "error": str(unknown)})
         desk.notify()
         return reply({"status": "success"})
-
-    @router.get("/status-env")
-    async def status_env(request: Request, env_id: Annotated[int | None, Query()] = None) -> Response:
-        """Tells an environment how much is queued; its number comes as a query or as a JSON body."""
-        if env_id is None:
-            env_id = (await read_body(request, EnvRef)).env_id
-        store.env_seen(env_id, desk.now())
-        return reply(store.status_env(env_id))
-
-    @router.post("/scored_data", openapi_extra=schema_of(ScoredDataGroup))
-    async def scored_data(request: Request) -> Response:
-        """Takes one group."""
-        return await _take_in(desk, request, many=False)
-
-    @router.post("/scored_data_list", openapi_extra=schema_of(ScoredDataGroup, many=True))
-    async def scored_data_list(request: Request) -> Response:
-        """Takes all groups of a list, or none."""
-        return await _take_in(desk, request, many=True)
 
     return router
 

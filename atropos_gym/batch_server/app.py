@@ -44,7 +44,7 @@ def create_app(
     desk = Desk(store, clock or SystemClock())
     app = FastAPI(title="Batch server", summary="Scored groups in, batches out.", version="1")
     app.state.desk = desk
-    for routes in (trainer_routes, env_routes, info_routes):
+    for routes in (env_routes, trainer_routes, info_routes):  # what is called most is looked at first
         app.include_router(routes(desk))
     app.add_exception_handler(Conflict, _conflict)
     app.add_exception_handler(Unknown, _unknown)
