@@ -7,6 +7,7 @@ the body read once more, slowly, to name the place.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,9 @@ MAX_ENTRIES = 20
 
 MAX_ECHO = 200
 """Longest input that is shown again to its sender, in characters."""
+
+LARGE_BYTES = 4 * 2**20
+"""Larger bodies are read in a thread."""
 
 MSGPACK = "application/msgpack"
 
@@ -78,26 +82,28 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _read(request: Request) -> Any:
-    """Reads a request's body, JSON or msgpack.
+def _parsed(body: bytes, media_type: str) -> Any:
+    """Parses a body, JSON or msgpack.
 
     Raises:
         HTTPException: 415 where the body is neither, 400 where it is not UTF-8, 422 where it is broken or
             holds what cannot be stored.
     """
-    media_type = _media_type(request)
-    body = await request.body()
     if media_type == MSGPACK:
         return _unpack(body)
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    if not _is_json(media_type):
         raise HTTPException(
             415, f"Content-Type must be application/json or {MSGPACK}, got {media_type[:100]!r}"
         )
     return parse(body)
 
 
+def _is_json(media_type: str) -> bool:
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
 async def read_groups(request: Request, *, many: bool) -> list[Incoming]:
-    """Reads and checks posted groups.
+    """Reads and checks posted groups; large bodies in a thread, so that others are answered meanwhile.
 
     Args:
         request: a post of one group, or of a list of them.
@@ -106,15 +112,19 @@ async def read_groups(request: Request, *, many: bool) -> list[Incoming]:
     Raises:
         GroupsRefused: 400, 415 or 422; then no group of the list may be kept.
     """
-    body = await request.body()
-    media_type = _media_type(request)
+    body, media_type = await request.body(), _media_type(request)
+    if len(body) > LARGE_BYTES:
+        return await asyncio.to_thread(_groups, body, media_type, many)
+    return _groups(body, media_type, many)
+
+
+def _groups(body: bytes, media_type: str, many: bool) -> list[Incoming]:
+    """The fast way where it is open, else the exact one."""
     packed = media_type == MSGPACK
-    if not packed and (groups := read_json_groups(body, many=many)) is not None:
-        # What was read is JSON, whatever it is called; only the name of the media type is still to be held.
-        if media_type == "application/json" or media_type.endswith("+json"):
-            return groups
+    if _is_json(media_type) and (groups := read_json_groups(body, many=many)) is not None:
+        return groups
     try:
-        value = await _read(request)
+        value = _parsed(body, media_type)
     except HTTPException as refusal:
         raise GroupsRefused(refusal.status_code, refusal.detail, [None]) from None
     if packed and (groups := read_msgpack_groups(value, many=many)) is not None:
@@ -140,7 +150,7 @@ def _unpack(body: bytes) -> Any:
 
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Reads and checks a request's body; raises ``HTTPException`` 400, 415 or 422."""
-    value = await _read(request)
+    value = _parsed(await request.body(), _media_type(request))
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -25,6 +25,9 @@ __all__ = ["BatchReply"]
 CHUNK_BYTES = 256 * 1024
 """A body goes out in pieces, so that a client that stops reading is noticed before the end."""
 
+LARGE_BYTES = 2**20
+"""Groups that take more are written in a thread."""
+
 
 class BatchReply(Response):
     """The answer to GET ``/batch``. A plain read counts only once its whole body was handed over.
@@ -106,11 +109,19 @@ class _Wanted:
         return pack(content) if self._msgpack else to_json(content), self._headers()
 
     async def batch(self, lease: Lease) -> tuple[bytes, dict[str, str]]:
-        """Body and headers of a batch. Others get their turn after each group."""
+        """Body and headers of a batch. Others get their turn after each group, and during large ones."""
         pieces: list[bytes] = []
         squeeze = isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31) if self._gzip else None
-        for piece in self._msgpack_pieces(lease) if self._msgpack else self._json_pieces(lease):
+        todo = iter(self._msgpack_pieces(lease) if self._msgpack else self._json_pieces(lease))
+
+        def add_next() -> bool:
+            if (piece := next(todo, None)) is None:
+                return False
             pieces.append(piece if squeeze is None else squeeze.compress(piece))
+            return True
+
+        large = any(len(group.packed.data) > LARGE_BYTES for group in lease.groups)
+        while await asyncio.to_thread(add_next) if large else add_next():
             await asyncio.sleep(0)
         if squeeze is None:
             return b"".join(pieces), self._headers()

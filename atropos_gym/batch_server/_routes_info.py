@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
-from pydantic_core import from_json
 
 from atropos_gym.batch_server._bodies import reply
 from atropos_gym.batch_server._desk import Desk
@@ -69,7 +68,10 @@ def info_routes(desk: Desk) -> APIRouter:
         packed = store.latest_example()
         if packed is None:
             return reply(NO_EXAMPLE)
-        return reply({"inference_logprobs": None, **from_json(packed.to_json())})
+        body = packed.to_json()
+        if "inference_logprobs" not in packed.columns().floats:
+            body = body[:-1] + b',"inference_logprobs":null}'
+        return Response(body, media_type="application/json")
 
     @router.get("/reset_data")
     async def reset_data() -> Response:
