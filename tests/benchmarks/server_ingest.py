@@ -4,8 +4,8 @@
     python tests/benchmarks/server_ingest.py --original peer/bin/run-api
 
 Groups of 8 x 4096 tokens with masks and logprobs, the first quarter prompt; bodies are made beforehand and
-the client decodes nothing. Both servers are asked for the same in the same run, ours with its durable store
-too. Without ``--original`` only ours is measured.
+the client decodes nothing. All servers run side by side and are asked for the same in turn. Without
+``--original`` only ours is measured.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class Server:
 @contextmanager
 def running(command: list[str], port: int) -> Iterator[Server]:
     """Starts a server and stops it again."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = Server(process.pid, port)
         for _ in range(300):
@@ -125,80 +125,109 @@ def running(command: list[str], port: int) -> Iterator[Server]:
         process.wait()
 
 
-def measure(name: str, server: Server, bodies: list[bytes], rounds: int, **headers: str) -> dict[str, float]:
-    """Posts all bodies some times over, then reads batches; prints and returns CPU seconds."""
-    kind = {"Content_Type": "application/json", **headers}
-    server.ask("POST", "/register", json.dumps(REGISTRATION).encode(), Content_Type="application/json")
-    server.ask("GET", "/batch")
-    for body in bodies[: BATCH // ROWS]:  # warm
-        server.ask("POST", "/scored_data", body, **kind)
-    server.ask("GET", "/batch")
-    memory, cpu, wall = server.memory(), server.cpu(), time.perf_counter()
-    count = rounds * len(bodies)
-    for _ in range(rounds):
-        for body in bodies:
-            server.ask("POST", "/scored_data", body, **kind)
-    found = {"post": (server.cpu() - cpu) / count}
-    wall = (time.perf_counter() - wall) / count
-    grown = (server.memory() - memory) / (count * TOKENS)
-    print(
-        f"{name:28s} post {found['post'] * 1e3:7.2f} ms CPU, {wall * 1e3:7.2f} ms wall a group, "
-        f"memory {grown:6.1f} bytes a token"
-    )
-    for encoding in ("identity", "gzip"):
-        reads = min(3, count * ROWS // BATCH // 2)
-        cpu, wall = server.cpu(), time.perf_counter()
-        for _ in range(reads):
-            size = len(server.ask("GET", "/batch", Accept_Encoding=encoding))
-        found[encoding] = (server.cpu() - cpu) / reads
-        print(
-            f"{'':28s} /batch {encoding:8s} {found[encoding]:7.3f} s CPU, "
-            f"{(time.perf_counter() - wall) / reads:6.3f} s wall, {size / 1e6:.2f} MB"
-        )
-    return found
+class Contest:
+    """One server with one kind of bodies, and what it has cost so far."""
+
+    def __init__(self, name: str, server: Server, bodies: list[bytes], headers: dict[str, str]) -> None:
+        self.name, self.server, self.bodies = name, server, bodies
+        self.headers = {"Content_Type": "application/json", **headers}
+        self.cpu: dict[str, list[float]] = {"post": [], "identity": [], "gzip": []}
+        self.wall: dict[str, list[float]] = {"post": [], "identity": [], "gzip": []}
+        server.ask("POST", "/register", json.dumps(REGISTRATION).encode(), Content_Type="application/json")
+        server.ask("GET", "/batch")
+        self.post(warm=True)
+        self.memory = server.memory()
+        self.grown = 0
+
+    def timed(self, what: str, count: int) -> Callable[[], None]:
+        """Starts a measurement; the call of what it returns ends it."""
+        cpu, wall = self.server.cpu(), time.perf_counter()
+
+        def stop() -> None:
+            self.cpu[what].append((self.server.cpu() - cpu) / count)
+            self.wall[what].append((time.perf_counter() - wall) / count)
+
+        return stop
+
+    def post(self, *, warm: bool = False) -> None:
+        """Posts every body once."""
+        stop = self.timed("post", len(self.bodies))
+        for body in self.bodies:
+            self.server.ask("POST", "/scored_data", body, **self.headers)
+        if not warm:
+            stop()
+
+    def read(self, encoding: str) -> None:
+        """Reads one batch."""
+        stop = self.timed(encoding, 1)
+        self.size = len(self.server.ask("GET", "/batch", Accept_Encoding=encoding))
+        stop()
+
+    def mean(self, what: str) -> float:
+        """Mean CPU seconds."""
+        return sum(self.cpu[what]) / len(self.cpu[what])
+
+    def report(self, groups: int) -> None:
+        """Prints what it cost."""
+        for what in self.cpu:
+            wall = sum(self.wall[what]) / len(self.wall[what])
+            print(f"{self.name:22s} {what:9s} {self.mean(what) * 1e3:8.2f} ms CPU {wall * 1e3:8.2f} ms wall")
+        print(f"{self.name:22s} memory grew by {self.grown / groups / TOKENS:.1f} bytes a token")
 
 
 def main() -> None:
     """Runs the comparison."""
+    # One round of each server after the other, so that a slow minute of the machine is everyone's.
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--original", help="path of atroposlib's run-api")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--port", type=int, default=8931)
     options = parser.parse_args()
     groups = [make_group(seed) for seed in range(16)]
     bodies = [as_json(group) for group in groups]
-    print(f"{len(bodies)} groups of {ROWS} x {LENGTH} tokens, {len(bodies[0]) / 1e6:.2f} MB of JSON each")
-    results: dict[str, dict[str, float]] = {}
-    port = options.port
-    with tempfile.TemporaryDirectory() as folder:
-        ours = [sys.executable, "-m", "atropos_gym.batch_server", "--port"]
-        ways: list[tuple[str, list[str], list[bytes], dict[str, str]]] = [
-            ("JSON, memory", ["--store", "memory"], bodies, {}),
-            ("JSON, durable", ["--store", f"{folder}/json.sqlite"], bodies, {}),
-            (
-                "JSON gzipped, durable",
-                ["--store", f"{folder}/gzip.sqlite"],
-                [gzip.compress(body) for body in bodies],
-                {"Content_Encoding": "gzip"},
-            ),
-            (
-                "msgpack, durable",
-                ["--store", f"{folder}/msgpack.sqlite"],
-                [as_msgpack(group) for group in groups],
-                {"Content_Type": "application/msgpack"},
-            ),
+    zipped, packed = [gzip.compress(body) for body in bodies], [as_msgpack(group) for group in groups]
+    print(
+        f"groups of {ROWS} x {LENGTH} tokens, {len(bodies[0]) / 1e6:.2f} MB of JSON; batches of {BATCH} rows"
+    )
+    binary, gzipped = {"Content_Type": "application/msgpack"}, {"Content_Encoding": "gzip"}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        ports = iter(range(options.port, options.port + 20))
+
+        def enter(name: str, command: list[str], payload: list[bytes], headers: dict[str, str]) -> Contest:
+            port = next(ports)
+            server = stack.enter_context(running([*command, "--port", str(port)], port))
+            return Contest(name, server, payload, headers)
+
+        def ours(name: str, store: str, payload: list[bytes], headers: dict[str, str]) -> Contest:
+            command = [sys.executable, "-m", "atropos_gym.batch_server", "--store", store]
+            return enter(name, command, payload, headers)
+
+        contests = [
+            ours("JSON, memory", "memory", bodies, {}),
+            ours("JSON, durable", f"{folder}/json", bodies, {}),
+            ours("gzip, durable", f"{folder}/gzip", zipped, gzipped),
+            ours("msgpack, durable", f"{folder}/msgpack", packed, binary),
         ]
-        for name, arguments, payload, headers in ways:
-            port += 1
-            with running([*ours, str(port), *arguments], port) as server:
-                results[name] = measure(name, server, payload, options.rounds, **headers)
-    if options.original is None:
-        return
-    with running([options.original, "--port", str(port + 1)], port + 1) as server:
-        original = measure("original", server, bodies, options.rounds)
-    for name, found in results.items():
-        ratios = ", ".join(f"{what} {original[what] / max(found[what], 1e-9):.1f}x" for what in found)
-        print(f"{name:28s} less server CPU than the original: {ratios}")
+        originals = []
+        if options.original:
+            originals = [
+                enter("original, JSON", [options.original], bodies, {}),
+                enter("original, gzip", [options.original], zipped, gzipped),
+            ]
+        for _ in range(options.rounds):
+            for contest in (*contests, *originals):
+                contest.post()
+        for contest in (*contests, *originals):
+            contest.grown = contest.server.memory() - contest.memory
+        for encoding in ("identity", "gzip") * 3:
+            for contest in (*contests, *originals):
+                contest.read(encoding)
+        for contest in (*contests, *originals):
+            contest.report(options.rounds * len(bodies))
+    for contest in contests if originals else []:
+        peer = originals[contest.name.startswith("gzip")]
+        ratios = [f"{what} {peer.mean(what) / max(contest.mean(what), 1e-4):.1f}x" for what in contest.cpu]
+        print(f"{contest.name:22s} less server CPU than the original: {', '.join(ratios)}")
 
 
 if __name__ == "__main__":
