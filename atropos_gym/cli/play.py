@@ -22,11 +22,11 @@ from atropos_gym.engines.base import Completion
 from atropos_gym.errors import ConfigError
 from atropos_gym.html import Fact, ShownRow, ShownTurn, Source, number, score_fact, stretches
 from atropos_gym.messages import Message
-from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout._rows import BrokenIds, RowBuilder
 from atropos_gym.rollout._sources import row_sources
 from atropos_gym.rollout.episode import Episode, Row, Turn
 from atropos_gym.text_env import TextEnv
+from atropos_gym.tokenizers.pieces import pieces_of
 
 __all__ = ["run"]
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from atropos_gym.html import Pieces, ShownEpisode, ShownGroup, ShownRow, ShownTurn, Source
 from atropos_gym.rendering import ChatRenderer
-from atropos_gym.rollout._pieces import pieces_of, tables
+from atropos_gym.rollout._pieces import tables
 from atropos_gym.rollout._sources import row_sources
 from atropos_gym.rollout.episode import Episode, EpisodeGroup, Row
 from atropos_gym.tokenizers import Tokenizer
+from atropos_gym.tokenizers.pieces import pieces_of
 
 __all__ = ["show_group", "sources_of", "split_extras", "tokenizer_name", "with_extras"]
 

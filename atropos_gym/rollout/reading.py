@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from atropos_gym.errors import ConfigError, MissingData, TokenizerMismatch
 from atropos_gym.html import Pieces, ShownGroup, numbered, wire_episodes
 from atropos_gym.rollout._extras import show_group, split_extras, tokenizer_name
-from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
+from atropos_gym.tokenizers.pieces import pieces_of
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["FileOfGroups"]

@@ -19,9 +19,9 @@ from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.html import numbered, render_page
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.rollout._extras import show_group, sources_of, split_extras, tokenizer_name, with_extras
-from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
+from atropos_gym.tokenizers.pieces import pieces_of
 
 __all__ = ["JSONLWriter", "read_jsonl", "rollouts_html", "write_html", "write_page"]
 

@@ -14,12 +14,12 @@ from atropos_gym.engines import Completion
 from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.messages import Feedback, Reply
 from atropos_gym.rendering import ChatRenderer
-from atropos_gym.rollout._pieces import pieces_of
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.rollout.writers import JSONLWriter, read_jsonl, rollouts_html, write_html
 from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import BytesTokenizer, load_tokenizer
+from atropos_gym.tokenizers.pieces import pieces_of
 from tests.unit.rollout_cases import END, Countdown, Restarting, exactly
 
 BYTES = load_tokenizer("bytes")
