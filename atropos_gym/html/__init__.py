@@ -6,7 +6,15 @@ reading files and loading tokenizers is done above.
 """
 
 from atropos_gym.html.facts import Fact, episode_facts, group_facts, number, score_fact, turn_facts
-from atropos_gym.html.page import STYLE, render_group, render_page
+from atropos_gym.html.page import (
+    IDS_SCRIPT,
+    LEGEND,
+    STYLE,
+    episode_head,
+    group_head,
+    render_group,
+    render_page,
+)
 from atropos_gym.html.pieces import Pieces, visible
 from atropos_gym.html.records import (
     ShownEpisode,
@@ -19,9 +27,11 @@ from atropos_gym.html.records import (
     stretches,
     wire_episodes,
 )
-from atropos_gym.html.rows import render_row
+from atropos_gym.html.rows import render_episode, render_row
 
 __all__ = [
+    "IDS_SCRIPT",
+    "LEGEND",
     "STYLE",
     "Fact",
     "Pieces",
@@ -32,9 +42,12 @@ __all__ = [
     "Source",
     "Stretch",
     "episode_facts",
+    "episode_head",
     "group_facts",
+    "group_head",
     "number",
     "numbered",
+    "render_episode",
     "render_group",
     "render_page",
     "render_row",

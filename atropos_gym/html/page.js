@@ -65,7 +65,7 @@
     if (details.children.length > 1) return;
     const body = document.createElement("div");
     body.innerHTML = bodyOf(byNumber.get(+details.id.slice(1)));
-    for (const pre of body.querySelectorAll("pre")) { pre.tabIndex = 0; pre.setAttribute("aria-label", "ids; arrow keys go through them"); }
+    makeFocusable(body);
     details.append(body);
   }
 
@@ -95,51 +95,7 @@
     CSS.highlights.set("found", found);
   }
 
-  // What is known of one id, said at the foot of the page.
-  const SOURCES = { t: "template", m: "message", s: "sampled", u: "prompt" };
-  let current = null;
-
-  function tell(id) {
-    current?.classList.remove("at");
-    current = id;
-    if (!id) { about.hidden = true; return; }
-    id.classList.add("at");
-    const pre = id.parentElement;
-    let position = +pre.dataset.at;
-    for (const other of pre.children) { if (other === id) break; position += other.dataset.i?.split(" ").length ?? 0; }
-    const ids = id.dataset.i.split(" "), logprobs = id.dataset.l?.split(" "), advantages = id.dataset.a?.split(" ");
-    const source = SOURCES[[...id.classList].find((name) => SOURCES[name])];
-    const where = pre.parentElement.querySelector(".name").textContent;
-    about.replaceChildren(...ids.map((number, index) => {
-      const line = document.createElement("div");
-      const add = (label, value) => { const item = document.createElement("div"); const dim = document.createElement("span"); dim.textContent = label + " "; item.append(dim, value); line.append(item); };
-      const piece = document.createElement("code");
-      piece.textContent = id.textContent.replaceAll("⏎\n", "⏎") + (ids.length > 1 ? ` (${index + 1} of ${ids.length})` : "");
-      line.append(piece);
-      add("id", number);
-      add("position", position + index);
-      add("in", where);
-      add("from", source);
-      add("", id.classList.contains("y") ? "trained" : "not trained");
-      if (logprobs) { add("logprob", logprobs[index].replace("-", "−")); add("p", Math.exp(+logprobs[index]).toPrecision(3)); }
-      if (advantages) add("advantage", advantages[index].replace("-", "−"));
-      return line;
-    }));
-    about.hidden = false;
-  }
-
-  const idOf = (event) => event.target.closest?.("pre b");
-  list.addEventListener("mouseover", (event) => { const id = idOf(event); if (id) tell(id); });
-  list.addEventListener("click", (event) => { const id = idOf(event); if (id) tell(id); });
-  list.addEventListener("focusin", (event) => { if (event.target.matches("pre") && event.target !== current?.parentElement) tell(event.target.querySelector("b")); });
-  list.addEventListener("keydown", (event) => {
-    if (!event.target.matches("pre") || !current) return;
-    const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const next = current[step];
-    if (next) { tell(next); next.scrollIntoView({ block: "nearest" }); }
-  });
+  const tell = tellOfIds(list, about);
 
   // Keys: / finds, j and k go through the episodes, Escape closes what is told of an id.
   document.addEventListener("keydown", (event) => {

@@ -17,7 +17,7 @@ from atropos_gym.html.pieces import visible
 from atropos_gym.html.records import ShownEpisode, ShownGroup
 from atropos_gym.html.rows import chips, render_episode
 
-__all__ = ["STYLE", "render_group", "render_page"]
+__all__ = ["IDS_SCRIPT", "LEGEND", "STYLE", "episode_head", "group_head", "render_group", "render_page"]
 
 #: Scores of a group that are listed; more are counted.
 _MOST_SCORES = 16
@@ -30,6 +30,9 @@ def _text(name: str) -> str:
 #: Style of the rows; a page that embeds them puts it into its own <style>.
 STYLE = _text("style.css")
 
+#: Script of a page that tells of the id under the mouse or the arrow keys: ``tellOfIds(list, about)``.
+IDS_SCRIPT = _text("ids.js")
+
 
 def render_group(group: ShownGroup, *, title: str | None = None, open: bool = False) -> str:
     """Returns one group as a ``<details>`` that needs no script: its episodes, each foldable.
@@ -41,7 +44,8 @@ def render_group(group: ShownGroup, *, title: str | None = None, open: bool = Fa
     """
     episodes = "".join(
         f'<details class="episode"{" open" if open and index == 0 else ""}>'
-        f"<summary>{_summary(episode)}</summary>{''.join(render_episode(episode, group.pieces))}</details>"
+        f"<summary>{episode_head(episode)}</summary>"
+        f"{''.join(render_episode(episode, group.pieces))}</details>"
         for index, episode in enumerate(group.episodes)
     )
     name = escape(visible(group.title if title is None else title))
@@ -72,7 +76,7 @@ def render_page(
     tally = _Tally()
     for group in groups:
         episodes = [_episode(number, episode, group, places) for number, episode in group.shown]
-        drawn.append({"head": _group_head(group), "episodes": episodes})
+        drawn.append({"head": group_head(group), "episodes": episodes})
         tally.add(group)
     data = {"groups": drawn, "parts": list(places)}
     shown = "".join(
@@ -85,9 +89,9 @@ def render_page(
         title=escape(visible(title)),
         style=STYLE,
         facts=f'<dl class="facts">{shown}</dl>',
-        legend=_LEGEND,
+        legend=LEGEND,
         data=text,
-        script=_text("page.js"),
+        script=IDS_SCRIPT + _text("page.js"),
     )
 
 
@@ -95,19 +99,21 @@ def _episode(number: int, episode: ShownEpisode, group: ShownGroup, places: dict
     """Returns an episode as ``page.js`` reads it: HTML, places of its parts, and what is filtered by."""
     return {
         "number": number,
-        "head": f'<a class="link" href="#e{number}">#{number}</a>{_summary(episode)}',
+        "head": f'<a class="link" href="#e{number}">#{number}</a>{episode_head(episode)}',
         "body": [places.setdefault(part, len(places)) for part in render_episode(episode, group.pieces)],
         "invalid": episode.invalid_turns,
         "solved": None if episode.success is None else int(episode.success),
     }
 
 
-def _group_head(group: ShownGroup) -> str:
+def group_head(group: ShownGroup) -> str:
+    """Returns the heading of a group: its title, scores and facts."""
     name = escape(visible(group.title))
     return f'<h2>{name}</h2><p class="scores">{_scores(group)}{chips(group_facts(group))}</p>'
 
 
-def _summary(episode: ShownEpisode) -> str:
+def episode_head(episode: ShownEpisode) -> str:
+    """Returns what a folded episode shows: its number and facts."""
     return f'<span class="who">episode {episode.number}</span>{chips(episode_facts(episode))}'
 
 
@@ -153,7 +159,8 @@ class _Tally:
         return facts
 
 
-_LEGEND = (
+#: How ids are coloured, as HTML.
+LEGEND = (
     '<p class="legend"><b class="t">template</b><b class="m">message</b>'
     + "".join(
         f'<b class="s y p{index}">{label}</b>'
