@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
@@ -25,7 +26,10 @@ SAVE_SOON = 0.02
 """Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
 
 RETRY_AFTER = 5
-"""Seconds after which a client should try again what could not be saved."""
+"""Seconds after which a client should try again what could not be saved, or had no room."""
+
+GROUP_PATHS = ("/scored_data", "/scored_data_list")
+"""Where bodies bring what is to be kept."""
 
 
 class Guard:
@@ -106,9 +110,7 @@ class Saved:
         try:
             await self.app(scope, receive, send_saved)
         except NotSaved as error:
-            content = {"detail": str(error), "retry_after": RETRY_AFTER}
-            headers = {"Retry-After": str(RETRY_AFTER)}
-            await JSONResponse(content, 503, headers)(scope, receive, send)
+            await _later(str(error))(scope, receive, send)
         finally:
             self._save_soon()
 
@@ -130,6 +132,11 @@ class Saved:
             raise NotSaved(str(error))
 
 
+def _later(detail: str) -> JSONResponse:
+    content = {"detail": detail, "retry_after": RETRY_AFTER}
+    return JSONResponse(content, 503, {"Retry-After": str(RETRY_AFTER)})
+
+
 class _Refusal(Exception):
     """A body that does not get in."""
 
@@ -146,25 +153,34 @@ class Bodies:
     """Reads and inflates a whole body before the application sees the request, within limits.
 
     The limit is counted on what comes out, piece by piece: a small body cannot become a large one in memory,
-    and what a header claims does not matter.
+    and what a header claims does not matter. Where no more groups can be kept, their bodies stay unread for
+    a while and are then refused for now.
 
     Args:
         app: gets the request with its plain body.
-        max_bytes: largest body after inflation.
-        seconds: within which all of it must have arrived.
+        desk: its limits say how large a body may be and how much is kept.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
         self.app = app
-        self.max_bytes = max_bytes
-        self.seconds = seconds
+        self.desk = desk
+        self.max_bytes = desk.store.limits.max_body_bytes
+        self.seconds = desk.store.limits.receive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 400, 408, 413 or 415, or passes the request on."""
+        """Answers 400, 408, 413, 415 or 503, or passes the request on."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
+        brings_groups = scope["path"] in GROUP_PATHS
+        if brings_groups and not await self.desk.hold_post(self._has_room):
+            await _later("queue full")(scope, receive, send)
+            return
+        length = headers.get("content-length", "")
+        said = int(length) if brings_groups and length.isascii() and length.isdigit() else 0
+        arriving = min(said, self.max_bytes)
+        self.desk.arriving += arriving
         try:
             body = await self._read(headers, receive)
         except _Left:
@@ -172,7 +188,12 @@ class Bodies:
         except _Refusal as refusal:
             await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
             return
+        finally:
+            self.desk.arriving -= arriving
         await self.app(scope, _replay(body, receive), send)
+
+    def _has_room(self) -> bool:
+        return self.desk.store.bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         encoding = headers.get("content-encoding", "identity").strip().lower()

@@ -21,6 +21,9 @@ __all__ = ["Batch", "Call", "Parcel"]
 
 T = TypeVar("T")
 
+MAX_HOLD_SECONDS = 240.0
+"""So long may a server hold a post while too much is queued."""
+
 MAX_LIST_BYTES = 32 * 2**20
 """Groups are sent in lists of about this size at most."""
 
@@ -180,6 +183,7 @@ def post_group(group: ScoredDataGroup) -> Call[str | None]:
         lambda response: _object(response).get("group_id"),
         content=group.to_json(),
         headers={"Idempotency-Key": uuid4().hex},
+        wait_seconds=MAX_HOLD_SECONDS,
         posts_groups=True,
     )
 
@@ -210,6 +214,7 @@ class Parcel:
             lambda response: list(_object(response).get("group_ids", [])),
             content=b"[" + b",".join(payload for _, payload in self._sent) + b"]",
             headers={"Idempotency-Key": uuid4().hex},
+            wait_seconds=MAX_HOLD_SECONDS,
             posts_groups=True,
         )
 

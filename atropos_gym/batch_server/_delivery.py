@@ -58,6 +58,7 @@ class BatchReply(Response):
                 await _start(send, len(body), headers)
                 await _body(send, body, more=False)
                 return
+            self.desk.notify()  # posts may be held until there is room
             arrived = False
             try:
                 arrived = await self._hand_over(lease, wanted, gone, send)
@@ -79,6 +80,8 @@ class BatchReply(Response):
             await settle()
             if gone():
                 return False
+        for listener in self.desk.audience:
+            listener.delivered(lease)
         self.desk.store.delivered(lease)
         await _body(send, body[-1:], more=False)
         return True

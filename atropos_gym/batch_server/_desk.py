@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive
 
 from atropos_gym.batch_server.clock import Clock
+from atropos_gym.batch_server.intake import Incoming, Receipt
+from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.store import Store
 
-__all__ = ["Desk", "settle", "watch"]
+__all__ = ["Audience", "Desk", "settle", "watch"]
 
 LOOK_AGAIN = 1.0
 """Seconds after which a held request looks again by itself: leases run out without a request."""
 
 Found = TypeVar("Found")
+
+
+class Audience(Protocol):
+    """Who hears what happens at a desk, and changes nothing."""
+
+    def received(self, incoming: Sequence[Incoming], receipts: Sequence[Receipt], now: float) -> None:
+        """Hears of groups that were accepted."""
+        ...
+
+    def delivered(self, lease: Lease) -> None:
+        """Hears of a batch whose last byte is about to go out."""
+        ...
 
 
 class Desk:
@@ -27,12 +41,20 @@ class Desk:
         store: what the server knows.
         clock: what time it is.
         closed: the server stops: nobody waits any more.
+        audience: who hears what happens here.
+        held_posts: posts that wait because too much is queued.
+        hold_seconds: for which posts have been held so far, all together.
+        arriving: bytes of posts whose bodies are being read, as far as their senders say.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = clock
         self.closed = False
+        self.audience: list[Audience] = []
+        self.held_posts = 0
+        self.hold_seconds = 0.0
+        self.arriving = 0
         self._change = asyncio.Event()
 
     def now(self) -> float:
@@ -71,6 +93,23 @@ class Desk:
                 return None
             await self.clock.wait(change, min(left, LOOK_AGAIN))
         return None
+
+    async def hold_post(self, free: Callable[[], bool], gone: Callable[[], bool] = lambda: False) -> bool:
+        """Holds a post while there is no room; returns whether there is room now.
+
+        Args:
+            free: whether there is room.
+            gone: whether the sender has left.
+        """
+        if free():
+            return True
+        since = self.clock.time()
+        self.held_posts += 1
+        try:
+            return await self.hold(self.store.limits.hold_seconds, lambda: free() or None, gone) is not None
+        finally:
+            self.held_posts -= 1
+            self.hold_seconds += self.clock.time() - since
 
 
 @asynccontextmanager

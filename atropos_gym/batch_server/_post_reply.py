@@ -19,7 +19,9 @@ LONGEST_KEY = 128
 
 
 class PostReply(Response):
-    """A kept answer on its way.
+    """A kept answer on its way. While too much is queued it waits: that slows its sender down.
+
+    The groups themselves are safe before that, whatever the sender does while it is held.
 
     Args:
         desk: where it is kept.
@@ -32,12 +34,16 @@ class PostReply(Response):
         super().__init__(kept.body, headers=headers, media_type="application/json")
         self.desk = desk
         self.kept = kept
+        self.replayed = replayed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, and notes whether anyone was there to read it."""
         arrived = False
         try:
             async with watch(receive) as gone:
+                if not self.replayed:
+                    self.desk.store.save()
+                    await self.desk.hold_post(lambda: not self.desk.store.crowded, gone)
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 await send(start)  # waits until the groups are safe
                 arrived = not gone()

@@ -52,7 +52,7 @@ def create_app(
     app.add_exception_handler(Exception, _failed)
     app.add_middleware(Saved, store=store)
     # The last one added is the first to see a request.
-    app.add_middleware(Bodies, max_bytes=store.limits.max_body_bytes, seconds=store.limits.receive_seconds)
+    app.add_middleware(Bodies, desk=desk)
     app.add_middleware(Guard, hosts=store.limits.allowed_hosts)
     return app
 

@@ -58,6 +58,11 @@ class EnvRecord:
         """Sequences in its buffer."""
         return sum(group.sequences for group in self.buffer)
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What its buffer takes."""
+        return sum(group.bytes for group in self.buffer)
+
     def count(self, group: PackedGroup) -> None:
         """Counts an accepted group."""
         self.groups_received += 1

@@ -29,6 +29,7 @@ class StoredGroup:
         env_id: the sender; None where it did not say.
         policy_version: lowest version that sampled in it; None where unknown.
         received_at: Unix seconds.
+        tokens: ids of all its sequences.
     """
 
     number: int
@@ -38,18 +39,33 @@ class StoredGroup:
     env_id: int | None
     policy_version: int | None
     received_at: float
+    tokens: int
 
     @classmethod
     def of(cls, number: int, incoming: Incoming, now: float) -> Self:
         """Gives an accepted group its number."""
         packed = incoming.packed
-        longest = int(packed.lengths.max())
-        return cls(number, packed, packed.size, longest, incoming.env_id, incoming.policy_version, now)
+        lengths = packed.lengths
+        return cls(
+            number=number,
+            packed=packed,
+            sequences=len(lengths),
+            longest=int(lengths.max()),
+            env_id=incoming.env_id,
+            policy_version=incoming.policy_version,
+            received_at=now,
+            tokens=int(lengths.sum()),
+        )
 
     @property
     def group_id(self) -> str:
         """Its name on the wire."""
         return f"g-{self.number}"
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory and in the store."""
+        return len(self.packed.data)
 
 
 class Place(StrEnum):
@@ -97,6 +113,16 @@ class Unit:
         return sum(group.sequences for group in self.groups)
 
     @property
+    def tokens(self) -> int:
+        """Ids of all its sequences."""
+        return sum(group.tokens for group in self.groups)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory and in the store."""
+        return sum(group.bytes for group in self.groups)
+
+    @property
     def longest(self) -> int:
         """Tokens of its longest sequence."""
         return max(group.longest for group in self.groups)
@@ -114,6 +140,8 @@ class GroupQueue:
     Attributes:
         groups: number of groups.
         sequences: number of sequences.
+        tokens: number of ids.
+        bytes: what all of it takes.
         groups_of: number of groups by environment.
         sequences_of: number of sequences by environment.
     """
@@ -123,6 +151,8 @@ class GroupQueue:
         self._units: list[Unit] = []
         self.groups = 0
         self.sequences = 0
+        self.tokens = 0
+        self.bytes = 0
         self.groups_of: Counter[int | None] = Counter()
         self.sequences_of: Counter[int | None] = Counter()
         self._sizes: Counter[int] = Counter()
@@ -170,6 +200,8 @@ class GroupQueue:
         self.groups += sign * len(unit.groups)
         for group in unit.groups:
             self.sequences += sign * group.sequences
+            self.tokens += sign * group.tokens
+            self.bytes += sign * group.bytes
             self.groups_of[group.env_id] += sign
             self.sequences_of[group.env_id] += sign * group.sequences
             self._sizes[group.sequences] += sign

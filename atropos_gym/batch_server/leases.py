@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +74,8 @@ class LeaseBook:
 
     Attributes:
         number: how many leases there have been.
+        groups: groups under an open lease.
+        bytes: what these take.
     """
 
     def __init__(self, marks: Marks | None = None) -> None:
@@ -80,14 +83,15 @@ class LeaseBook:
         self._open: dict[str, Lease] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self.number = 0
+        self.groups = 0
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Lease]:
+        """The open leases, oldest first."""
+        return iter(self._open.values())
 
     def __contains__(self, lease: Lease) -> bool:
         return self._open.get(lease.batch_id) is lease
-
-    @property
-    def groups(self) -> int:
-        """Groups under an open lease."""
-        return sum(lease.group_count for lease in self._open.values())
 
     def open(self, units: list[Unit], *, step: int, first: bool, seconds: float | None, now: float) -> Lease:
         """Opens a lease on these units."""
@@ -103,7 +107,7 @@ class LeaseBook:
             seconds=seconds,
             expires_at=math.inf if seconds is None else now + seconds,
         )
-        self._open[lease.batch_id] = lease
+        self._add(lease)
         self._marks.lease(lease)
         return lease
 
@@ -117,8 +121,8 @@ class LeaseBook:
     def end(self, lease: Lease, state: LeaseState) -> None:
         """Ends a lease, or changes how an expired one has ended."""
         lease.state = state
+        self._take_out(lease)
         lease.units = ()  # an ended lease must not keep its groups in memory
-        self._open.pop(lease.batch_id, None)
         self._ended[lease.batch_id] = lease
         self._marks.lease(lease)
         while len(self._ended) > REMEMBERED:
@@ -134,12 +138,15 @@ class LeaseBook:
         del self._ended[lease.batch_id]
         lease.state = LeaseState.OPEN
         lease.units = tuple(units)
-        self._open[lease.batch_id] = lease
+        self._add(lease)
         self._marks.lease(lease)
 
     def restore(self, lease: Lease) -> None:
         """Puts a saved lease into the book."""
-        (self._open if lease.state is LeaseState.OPEN else self._ended)[lease.batch_id] = lease
+        if lease.state is LeaseState.OPEN:
+            self._add(lease)
+        else:
+            self._ended[lease.batch_id] = lease
 
     def knows(self, lease: Lease) -> bool:
         """Whether a lease is open, or has ended and is remembered."""
@@ -147,8 +154,20 @@ class LeaseBook:
 
     def forget(self, lease: Lease) -> None:
         """Removes a lease that never reached anyone."""
-        del self._open[lease.batch_id]
+        self._take_out(lease)
         self._marks.lease(lease)
+
+    def _add(self, lease: Lease) -> None:
+        self._open[lease.batch_id] = lease
+        self._count(lease, 1)
+
+    def _take_out(self, lease: Lease) -> None:
+        if self._open.pop(lease.batch_id, None) is not None:
+            self._count(lease, -1)
+
+    def _count(self, lease: Lease, sign: int) -> None:
+        self.groups += sign * sum(len(unit.groups) for unit in lease.units)
+        self.bytes += sign * sum(unit.bytes for unit in lease.units)
 
     @property
     def unread(self) -> list[Lease]:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
-__all__ = ["Limits"]
+__all__ = ["BATCHES_PER_ENV", "Limits"]
+
+BATCHES_PER_ENV = 4
+"""So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
+
+
+def _hard_bytes() -> int:
+    """16 GiB, or half of this machine's memory where that is less: what is queued is in memory too."""
+    most = 16 * 2**30
+    try:
+        return min(most, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +28,12 @@ class Limits:
         max_body_bytes: largest request body, counted after inflation.
         receive_seconds: within which a whole request body must have arrived.
         allowed_hosts: names besides loopback's that a ``Host`` header may carry; ``"*"`` is any.
+        soft_groups: so many groups may be queued before the replies to posts are held; None is four batches
+            for each connected environment.
+        soft_bytes: so many bytes of groups may be queued before that; None is no such limit.
+        hard_bytes: most bytes of groups that are kept, bodies on their way in included; beyond it no body is
+            read. 16 GiB, or half of the machine's memory where that is less.
+        hold_seconds: how long a post is held by either limit, 0 to 240: its sender gives up after 300.
         short_batch_seconds: how long the oldest group may be passed over before a smaller batch goes out.
         buffer_seconds: how long parts of a group wait for the missing ones.
         min_wait_seconds: how long a batch waits for an environment with a minimum that sends nothing.
@@ -28,6 +47,10 @@ class Limits:
     max_body_bytes: int = 256 * 2**20
     receive_seconds: float = 300.0
     allowed_hosts: tuple[str, ...] = ()
+    soft_groups: int | None = None
+    soft_bytes: int | None = None
+    hard_bytes: int = field(default_factory=_hard_bytes)
+    hold_seconds: float = 60.0
     short_batch_seconds: float = 30.0
     buffer_seconds: float = 60.0
     min_wait_seconds: float = 30.0

@@ -11,7 +11,7 @@ from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
 from atropos_gym.batch_server.group_queue import StoredGroup
 from atropos_gym.batch_server.intake import Incoming, Receipt, misfits
 from atropos_gym.batch_server.leases import Lease
-from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.limits import BATCHES_PER_ENV, Limits
 from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.policies import PolicyBoard
@@ -208,6 +208,26 @@ class MemoryStore:
             return False
         return sequences < group_size
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more is queued than the soft limit allows."""
+        limits, queue, config = self.limits, self._stock.queue, self._stock.config
+        if limits.soft_bytes is not None and queue.bytes > limits.soft_bytes:
+            return True
+        if limits.soft_groups is not None:
+            return queue.groups > limits.soft_groups
+        if config is None:
+            return False
+        batches = BATCHES_PER_ENV * max(1, len(self._envs.connected))
+        if config.groups_per_update is not None:
+            return queue.groups > batches * config.groups_per_update
+        return queue.sequences > batches * config.batch_size
+
+    @property
+    def bytes(self) -> int:
+        """What all groups take: queued, handed out, and waiting for their other parts."""
+        return self._stock.queue.bytes + self._stock.leases.bytes + sum(e.buffered_bytes for e in self._envs)
+
     def count_refused(self, env_id: int | None, groups: int) -> None:
         """Counts groups that were refused."""
         self._tallies.refused += groups
@@ -359,6 +379,29 @@ class MemoryStore:
                 "score_mean": env.score_sum / env.score_count if env.score_count else None,
             }
             for env in self._envs
+        ]
+
+    def trainer(self) -> dict[str, Any]:
+        """Whether a trainer has registered, with what, and when it was last heard of."""
+        config = self._stock.config
+        return {
+            "registered": config is not None,
+            "last_seen": self._trainer_seen_at if config else None,
+            "settings": config.model_dump(exclude_none=True) if config else {},
+        }
+
+    def leases(self) -> list[dict[str, Any]]:
+        """The batches that are handed out and not acked, oldest first."""
+        return [
+            {
+                "batch_id": lease.batch_id,
+                "step": lease.step,
+                "groups": lease.group_count,
+                "sequences": lease.sequences,
+                "delivery": lease.delivery,
+                "expires_at": None if lease.seconds is None else lease.expires_at,
+            }
+            for lease in self._stock.leases
         ]
 
     def health(self) -> dict[str, Any]:

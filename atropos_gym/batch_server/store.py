@@ -81,6 +81,16 @@ class Store(Protocol):
         """Accepts all groups or none."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more is queued than the soft limit allows."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """What all groups take."""
+        ...
+
     def count_refused(self, env_id: int | None, groups: int) -> None:
         """Counts groups that were refused."""
         ...
@@ -143,6 +153,14 @@ class Store(Protocol):
 
     def envs(self) -> list[dict[str, Any]]:
         """Items of GET ``/envs``."""
+        ...
+
+    def trainer(self) -> dict[str, Any]:
+        """Whether a trainer has registered, with what, and when it was last heard of."""
+        ...
+
+    def leases(self) -> list[dict[str, Any]]:
+        """The batches that are handed out and not acked, oldest first."""
         ...
 
     def health(self) -> dict[str, Any]:

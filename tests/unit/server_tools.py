@@ -43,7 +43,7 @@ class LocalServer:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.clock = ManualClock()
-        self.app = create_app(limits=limits, clock=self.clock)
+        self.app = create_app(limits=limits or Limits(soft_groups=1_000_000), clock=self.clock)
 
     def transport(self) -> httpx.ASGITransport:
         return httpx.ASGITransport(app=self.app)

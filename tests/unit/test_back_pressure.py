@@ -1,0 +1,260 @@
+"""Too much is queued: senders are slowed down, and nothing of theirs is lost.
+
+The sender of ``atroposlib`` 0.4.0 makes three attempts at most, only after 5xx and broken connections, waits
+at most 1 s and 2 s between them whatever ``Retry-After`` says, and loses its group at any 4xx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from server_tools import LocalServer, group
+
+from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
+from atropos_gym.batch_server.limits import Limits
+from atropos_gym.wire import ScoredDataGroup
+
+
+def make_server(**limits: Any) -> LocalServer:
+    """A trainer with batch_size 8 has asked once; every limit not named here is wide."""
+    server = LocalServer(Limits(**limits))
+    server.start()
+    return server
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never happened")
+
+
+async def pass_time(server: LocalServer, post: asyncio.Task[Any]) -> float:
+    """Moves the clock second by second until a post is answered; returns the seconds."""
+    start = server.clock.time()
+    while not post.done():
+        for _ in range(50):
+            await asyncio.sleep(0)
+        if server.clock.waiting:
+            server.clock.advance(1)
+    return server.clock.time() - start
+
+
+class OldSender:
+    """What ``atroposlib``'s environments send with; ``lost`` are the groups that it gave up."""
+
+    def __init__(self, server: LocalServer) -> None:
+        self.server = server
+        self.attempts = 0
+        self.lost = 0
+
+    async def send(self, body: dict[str, Any]) -> None:
+        for pause in (1.0, 2.0, None):
+            self.attempts += 1
+            async with self.server.http() as http:  # a new connection for each post
+                reply = await http.post("/scored_data", json=body)
+            if reply.status_code < 300:
+                return
+            if reply.status_code < 500 or pause is None:
+                self.lost += 1
+                return
+            self.server.clock.advance(pause)
+
+
+def test_beyond_the_soft_limit_the_reply_waits_and_the_group_does_not() -> None:
+    server = make_server(soft_groups=1)
+    server.send(tag=1)
+    sender = OldSender(server)
+    store = server.app.state.desk.store
+
+    async def story() -> None:
+        post = asyncio.create_task(sender.send(group(4, tag=2)))
+        await until(lambda: server.app.state.desk.held_posts == 1)
+        assert store.status()["queue_size"] == 2 and not post.done()
+        async with server.http() as http:
+            batch = (await http.get("/batch")).json()["batch"]
+        assert [one["scores"][0] for one in batch] == [1, 2]
+        await post
+
+    server.run(story())
+    assert (sender.attempts, sender.lost) == (1, 0)
+    assert server.app.state.desk.held_posts == 0
+
+
+def test_a_hold_ends_with_its_time_and_nothing_is_lost() -> None:
+    server = make_server(soft_groups=0, hold_seconds=60)
+    sender = OldSender(server)
+
+    async def story() -> None:
+        post = asyncio.create_task(sender.send(group()))
+        await pass_time(server, post)
+
+    server.run(story())
+    assert (sender.attempts, sender.lost) == (1, 0)
+    assert 59 <= server.app.state.desk.hold_seconds <= 61
+    assert server.get("/status")["queue_size"] == 1
+
+
+def test_the_same_post_again_is_answered_at_once() -> None:
+    server = make_server(soft_groups=0, hold_seconds=60)
+    headers = {"Idempotency-Key": "k"}
+
+    async def story() -> None:
+        async with server.http() as http:
+            first = asyncio.create_task(http.post("/scored_data", json=group(), headers=headers))
+            await until(lambda: server.app.state.desk.held_posts == 1)
+            second = await http.post("/scored_data", json=group(), headers=headers)
+            assert second.headers["Idempotency-Replayed"] == "true"
+            server.app.state.desk.close()
+            assert (await first).json() == second.json()
+
+    server.run(story())
+    assert server.get("/status")["queue_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "environments", "free"),
+    [
+        ({}, 0, 32),  # 4 batches of 8 sequences
+        ({}, 1, 32),
+        ({}, 2, 64),
+        ({"groups_per_update": 2}, 1, 8 * 4),  # 4 batches of 2 groups
+    ],
+)
+def test_each_environment_may_be_four_batches_ahead(
+    settings: dict[str, Any], environments: int, free: int
+) -> None:
+    server = LocalServer(Limits())
+    server.start(**settings)
+    for _ in range(environments):
+        server.add_env()
+    store = server.app.state.desk.store
+    sent = 0
+    while not store.crowded:
+        server.app.state.desk.closed = True  # nobody is held while the limit is sought
+        server.send(4)
+        sent += 4
+    assert sent == free + 4
+
+
+def test_before_a_trainer_registers_nobody_is_held() -> None:
+    server = LocalServer(Limits())
+    for _ in range(100):
+        server.send()
+    assert server.get("/status")["queue_size"] == 100
+
+
+def test_soft_bytes_hold_too() -> None:
+    server = make_server(soft_bytes=100)
+    assert not server.app.state.desk.store.crowded
+    server.app.state.desk.closed = True
+    server.send()
+    assert server.app.state.desk.store.crowded
+
+
+def test_beyond_the_hard_limit_the_body_stays_unread_and_is_refused_for_now() -> None:
+    server = make_server(hard_bytes=0, hold_seconds=10)
+    read: list[bytes] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        read.append(b"{}")
+        yield b"{}"
+
+    async def story() -> httpx.Response:
+        async with server.http() as http:
+            headers = {"Content-Type": "application/json"}
+            post = asyncio.create_task(http.post("/scored_data", content=body(), headers=headers))
+            assert await pass_time(server, post) >= 10
+            return await post
+
+    reply = server.run(story())
+    assert reply.status_code == 503
+    assert reply.json() == {"detail": "queue full", "retry_after": 5}
+    assert reply.headers["Retry-After"] == "5"
+    assert read == []
+    assert server.get("/status")["queue_size"] == 0
+
+
+def test_an_old_sender_outlives_a_full_server_for_three_holds() -> None:
+    server = make_server(hard_bytes=0, hold_seconds=10)
+    sender = OldSender(server)
+
+    async def story() -> float:
+        return await pass_time(server, asyncio.create_task(sender.send(group())))
+
+    assert server.run(story()) >= 30
+    assert (sender.attempts, sender.lost) == (3, 1)
+
+
+def test_room_that_appears_while_a_post_is_held_lets_it_in() -> None:
+    server = make_server()
+    server.send(4), server.send(4)
+    store = server.app.state.desk.store
+    store.limits = Limits(hard_bytes=store.bytes, soft_groups=100)
+    sender = OldSender(server)
+
+    async def story() -> None:
+        post = asyncio.create_task(sender.send(group(4, tag=3)))
+        await until(lambda: server.app.state.desk.held_posts == 1)
+        assert store.status()["queue_size"] == 2
+        async with server.http() as http:
+            assert len((await http.get("/batch")).json()["batch"]) == 2
+        server.clock.advance(1)
+        await post
+
+    server.run(story())
+    assert (sender.attempts, sender.lost) == (1, 0)
+    assert server.get("/status")["queue_size"] == 1
+
+
+def test_leased_and_buffered_groups_count_for_the_hard_limit() -> None:
+    server = make_server()
+    store = server.app.state.desk.store
+    env_id = server.add_env()
+    server.send(4), server.send(4)
+    everything = store.bytes
+    batch_id = server.get("/batch", lease_seconds=60)["batch_id"]
+    assert store.bytes == everything
+    server.send(1, env_id=env_id)
+    assert store.bytes > everything
+    server.post("/ack", {"batch_id": batch_id})
+    assert 0 < store.bytes < everything
+
+
+def test_our_client_waits_as_it_is_told_and_sends_the_same_key() -> None:
+    keys: list[str] = []
+    pauses: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) < 20:
+            headers = {"Retry-After": "5"}
+            return httpx.Response(503, json={"detail": "queue full", "retry_after": 5}, headers=headers)
+        return httpx.Response(200, json={"status": "received", "group_id": "g-1"})
+
+    sent = ScoredDataGroup.model_validate(group())
+    transport = httpx.MockTransport(answer)
+    with BatchClient("http://x", retry_seconds=None, transport=transport, sleep=pauses.append) as client:
+        assert client.post_group(sent) == "g-1"
+    assert pauses == [5.0] * 19 and len(set(keys)) == 1
+
+
+def test_our_client_waits_longer_than_the_server_holds() -> None:
+    timeouts: list[float] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        timeouts.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={"status": "received", "group_id": "g-1", "group_ids": ["g-1"]})
+
+    async def story() -> None:
+        async with AsyncBatchClient("http://x", transport=httpx.MockTransport(answer)) as client:
+            await client.post_group(ScoredDataGroup.model_validate(group()))
+            await client.post_groups([ScoredDataGroup.model_validate(group())])
+
+    asyncio.run(story())
+    assert min(timeouts) > 240
