@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +130,17 @@ def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
         dialect: its form of conversation.
     """
     sizes = _sizes(renderer.tokenizer)
-    if sizes["rows"] is not None and sizes["rows"] <= max([*dialect.controls, *renderer.stop_ids]):
+    rows = sizes["rows"]
+    if rows is not None and rows <= max([*dialect.controls, *renderer.stop_ids]):
+        beyond = [stop for stop in renderer.stop_ids if stop >= rows]
         untried = Finding(
             "promises",
             "note",
             "not tried: control ids lie beyond the model's rows",
-            "mend the vocabulary first",
+            "mend the vocabulary or the stop ids first",
         )
-        return ModelReport(renderer.tokenizer.name, (vocabulary_finding(sizes), untried), {"sizes": sizes})
+        found = (vocabulary_finding(sizes), *_never_sampled(beyond, rows), untried)
+        return ModelReport(renderer.tokenizer.name, found, {"sizes": sizes})
     with warnings.catch_warnings():
         # What the renderer warns of once, such as merged system text, is a finding here.
         warnings.simplefilter("ignore")
@@ -146,6 +149,15 @@ def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
         except TemplateError as error:  # an ordinary conversation that it does not take
             return refusal(renderer.tokenizer, error)
     return ModelReport(renderer.tokenizer.name, tuple(findings_of(facts)), facts)
+
+
+def _never_sampled(beyond: Sequence[int], rows: int) -> list[Finding]:
+    """Returns the finding about stop ids that the model does not have."""
+    if not beyond:
+        return []
+    detail = f"stop id {beyond[0]} lies beyond the model's {rows} rows: it can never be sampled"
+    remedy = "mend eos_token_id in the model's generation_config.json, or give stop_ids="
+    return [Finding("end of turn", "wrong", detail, remedy)]
 
 
 def refusal(tokenizer: Tokenizer, error: TemplateError) -> ModelReport:

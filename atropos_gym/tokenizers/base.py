@@ -173,7 +173,12 @@ def _load(source: str, rows: int | None) -> Tokenizer:
     """Builds the tokenizer of a name."""
     note = Path(source, "atropos_gym.json")
     if note.is_file():  # a model folder of ours names its tokenizer: one over bytes has no file of its own
-        source = json.loads(note.read_text(encoding="utf-8"))["tokenizer"]
+        from atropos_gym.tokenizers.hub import read_object
+
+        named = read_object(note).get("tokenizer")
+        if not isinstance(named, str) or not named.strip():
+            raise ConfigError(f'{str(note)!r} names no tokenizer: write {{"tokenizer": "bytes"}}')
+        source = named
     if source == "bytes":
         return BytesTokenizer() if rows is None else BytesTokenizer(rows)
     from atropos_gym.tokenizers.hf import load_hf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -129,6 +130,8 @@ class HFTokenizer:
         template = self.chat_template
         if isinstance(template, str):
             template = template.replace("\r\n", "\n")
+        elif isinstance(template, Mapping):
+            template = {name: source.replace("\r\n", "\n") for name, source in template.items()}
         # The parts of the pipeline before the model are seen by probes: their form differs between versions.
         whole = PlainEncoder(self.backend, frozenset())
         return digest(
@@ -233,26 +236,55 @@ def _with_model_files(
     template: Any = None,
 ) -> HFTokenizer:
     """Returns our view of a tokenizer with what the files beside it say about its model."""
-    config = {} if folder is None else beside(folder, "config.json")
-    known = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    ends = None if folder is None else beside(folder, "generation_config.json").get("eos_token_id")
-    wanted = rows or known
+    wanted = rows or (None if folder is None else _rows_of(folder))
     return HFTokenizer(
         hf,
         name,
         int(wanted or len(hf)),
         source=source,
-        eos_ids=[] if ends is None else ends if isinstance(ends, list) else [ends],
+        eos_ids=[] if folder is None else _ends_of(folder),
         rows_known=wanted is not None,
         template=template,
     )
 
 
-_wrapped: dict[int, tuple[HFTokenizer, int]] = {}
+def _rows_of(folder: str) -> int | None:
+    """Returns the rows that a model's configuration tells, or None.
+
+    Raises:
+        ConfigError: it tells something else.
+    """
+    config = beside(folder, "config.json")
+    inner = config.get("text_config")
+    known = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, Mapping) else None)
+    if known is not None and (type(known) is not int or known < 1):
+        raise ConfigError(f"vocab_size in config.json of {folder} must be a positive int, got {known!r:.60}")
+    return known
+
+
+def _ends_of(folder: str) -> list[int]:
+    """Returns the end ids that a model's generation config names.
+
+    Raises:
+        ConfigError: it names something else.
+    """
+    ends = beside(folder, "generation_config.json").get("eos_token_id")
+    if ends is None:
+        return []
+    ends = ends if isinstance(ends, list) else [ends]
+    wrong = next((end for end in ends if type(end) is not int or end < 0), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"eos_token_id in generation_config.json of {folder} must be ids, got {wrong!r:.60}: mend it"
+        )
+    return ends
+
+
+_wrapped: dict[int, tuple[HFTokenizer, Any]] = {}
 
 
 def wrap_hf(hf: Any, rows: int | None = None, template: Any = None) -> HFTokenizer:
-    """Returns our view of a transformers tokenizer, one per object.
+    """Returns our view of a transformers tokenizer, one per object and state.
 
     Args:
         hf: the tokenizer; one that was loaded from a folder finds its model's files there.
@@ -260,12 +292,13 @@ def wrap_hf(hf: Any, rows: int | None = None, template: Any = None) -> HFTokeniz
         template: a chat template for a tokenizer that has none.
     """
     # The view keeps the object alive, so its id is never reused.
-    known, length = _wrapped.get(id(hf), (None, -1))
-    if known is None or length != len(hf) or rows not in (None, known.rows):
+    known, state = _wrapped.get(id(hf), (None, None))
+    now = copy.deepcopy((len(hf), getattr(hf, "chat_template", None), hf.bos_token_id, hf.eos_token_id))
+    if known is None or state != now or rows not in (None, known.rows):
         name = str(getattr(hf, "name_or_path", "") or type(hf).__name__)
         folder = name if Path(name).is_dir() and name != type(hf).__name__ else None
         known = _with_model_files(hf, name, source=None, rows=rows, folder=folder, template=template)
-        _wrapped[id(hf)] = known, len(hf)
+        _wrapped[id(hf)] = known, now
     return known
 
 

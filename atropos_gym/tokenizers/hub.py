@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["beside", "hub_answers"]
+from atropos_gym.errors import ConfigError
+
+__all__ = ["beside", "hub_answers", "read_object"]
 
 _PATIENCE = 3.0
 _REMEMBERED = 60.0
@@ -41,6 +43,9 @@ def beside(source: str, name: str) -> dict[str, Any]:
     Args:
         source: a folder, a file in it, or a model's name on the hub.
         name: the file.
+
+    Raises:
+        ConfigError: it holds no JSON object.
     """
     place = Path(source)
     if place.is_file():
@@ -61,5 +66,20 @@ def beside(source: str, name: str) -> dict[str, Any]:
         path = None if found is None else Path(found)
     if path is None or not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the object that a JSON file holds.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {str(path)!r} ({error}): mend the file or take it away") from None
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ConfigError(f"{str(path)!r} must hold a JSON object, got {kind}: mend the file or take it away")
     return content

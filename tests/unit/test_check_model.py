@@ -216,6 +216,18 @@ def test_nothing_is_tried_with_ids_that_the_model_does_not_have() -> None:
     assert [f.name for f in report.findings] == ["vocabulary", "promises"]
 
 
+def test_a_stop_id_that_the_model_does_not_have_is_wrong(tmp_path: Path) -> None:
+    hf = imitation.tiny_tokenizer()
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(hf)}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, 999_999]}))
+    report = ChatRenderer(tmp_path).report()
+    assert not report.ok
+    found = finding(report, "end of turn")
+    assert found.status == "wrong" and "999999" in found.detail and found.remedy
+    assert main(["check-model", str(tmp_path)]) == 1
+
+
 def test_past_template_follows_the_template_and_says_so() -> None:
     report = report_of(imitation.OPENS_THINK, past="template")
     assert report.ok and report["past"] == "template"

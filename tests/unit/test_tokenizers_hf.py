@@ -166,6 +166,66 @@ def test_a_broken_file_is_told_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("generation_config.json", "{", "cannot read"),
+        ("generation_config.json", b"\xff\xfe", "cannot read"),
+        ("generation_config.json", "[2]", "must hold a JSON object, got list"),
+        ("generation_config.json", '{"eos_token_id": ["</s>"]}', "eos_token_id .* must be ids, got '</s>'"),
+        ("generation_config.json", '{"eos_token_id": [2, -1]}', "eos_token_id .* must be ids, got -1"),
+        ("generation_config.json", '{"eos_token_id": true}', "eos_token_id .* must be ids, got True"),
+        ("generation_config.json", '{"eos_token_id": 2.0}', "eos_token_id .* must be ids, got 2.0"),
+        ("config.json", "{", "config.json"),
+        ("config.json", '{"vocab_size": -3}', "vocab_size .* positive int, got -3"),
+        ("config.json", '{"vocab_size": "many"}', "vocab_size"),
+        ("atropos_gym.json", "{", "cannot read"),
+        ("atropos_gym.json", "[]", "must hold a JSON object, got list"),
+        ("atropos_gym.json", "{}", "names no tokenizer"),
+        ("atropos_gym.json", '{"tokenizer": 3}', "names no tokenizer"),
+    ],
+)
+def test_broken_files_beside_a_tokenizer_are_told_in_one_line(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises((ConfigError, MissingData), match=words) as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [{"text_config": [1]}, {"text_config": None}, {"vocab_size": None}, {}])
+def test_a_config_without_rows_leaves_them_unknown(tmp_path: Path, config: dict[str, Any]) -> None:
+    hf = tiny_tokenizer()
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer: Any = load_tokenizer(tmp_path)
+    assert not tokenizer.rows_known
+    assert tokenizer.rows == len(hf)
+
+
+@pytest.mark.parametrize("change", ["chat_template", "eos_token", "bos_token"])
+def test_an_object_that_changed_is_seen_anew(change: str) -> None:
+    hf = tiny_tokenizer()
+    before = load_tokenizer(hf)
+    was = fingerprint(hf)
+    value = getattr(hf, change)
+    setattr(hf, change, f"{value} " if change == "chat_template" else "<|im_start|>")
+    assert fingerprint(hf) != was
+    assert load_tokenizer(hf) is not before
+    setattr(hf, change, value)
+    if value is not None:
+        assert fingerprint(hf) == was
+
+
+def test_carriage_returns_in_one_of_several_templates_do_not_count() -> None:
+    one, other = tiny_tokenizer(None), tiny_tokenizer(None)
+    one.chat_template = {"default": CHATML + "\n", "rag": "a\r\nb"}
+    other.chat_template = {"default": CHATML + "\r\n", "rag": "a\nb"}
+    assert fingerprint(one) == fingerprint(other)
+
+
 # --- tokenizers that run in Python ---
 
 
