@@ -116,7 +116,7 @@ class BytesDialect:
             ids.append(BytesTokenizer.ASSISTANT)
         return ids
 
-    def say(self, text: str) -> list[int]:
+    def say(self, text: str, before: str | None = None) -> list[int]:
         """Returns the bytes of ``text`` and the end id."""
         return [*text.encode("utf-8", "surrogatepass"), _END]  # half a character has bytes too
 

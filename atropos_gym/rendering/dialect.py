@@ -68,8 +68,11 @@ class Dialect(Protocol):
         """Ids between a turn whose last id is ``last`` (None: an empty turn) and the next turn."""
         ...
 
-    def say(self, text: str) -> list[int]:
-        """Ids that a policy would have sampled for ``text``, the end id included."""
+    def say(self, text: str, before: str | None = None) -> list[int]:
+        """Ids that a policy would have sampled for ``text``, the end id included.
+
+        ``before`` is the role of the next message, where that is known: some families end a turn by it.
+        """
         ...
 
     def said(

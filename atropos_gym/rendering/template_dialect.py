@@ -99,7 +99,6 @@ class TemplateDialect:
         self.rewrites_history = not all(
             form.independent and (form.independent_of_system or self._prepare.merge_system) for form in used
         )
-        self._escapes = "ensure_ascii" in self._template.source
         self._answer = self._text.encode(ASSISTANT_PROBE)
         self._cache: dict[Any, list[int]] = {}
         self.min_bridge = self._shortest_bridge()
@@ -194,8 +193,8 @@ class TemplateDialect:
         """Returns the ids of a whole conversation, encoded once."""
         messages, tools = opening_messages(messages), checked_tools(tools)
         key = _key("prompt", None, messages, tools, speak)
-        if key is not None and key in self._cache:
-            return list(self._cache[key])
+        if key is not None and (known := self._cache.get(key)) is not None:
+            return list(known)  # looked up once: another thread may empty the cache
         ids = self._text.encode(self._prompt_text(self._prepare(messages), self._text.mark(tools)))
         return self._keep(key, self._without_header(ids, speak))
 
@@ -210,8 +209,8 @@ class TemplateDialect:
         messages, tools = heard_messages(messages), checked_tools(tools)
         end = last if last in self._stops else None
         key = _key("bridge", end, messages, tools, speak)
-        if key is not None and key in self._cache:
-            return list(self._cache[key])
+        if key is not None and (known := self._cache.get(key)) is not None:
+            return list(known)  # looked up once: another thread may empty the cache
         prepared = self._prepare(messages)
         form = self._form(prepared)
         rest = self._bridge_text(prepared, form, self._text.mark(tools))
@@ -221,9 +220,12 @@ class TemplateDialect:
             ids = self._text.encode(rest)
         return self._keep(key, self._without_header(self._continued(ids, end, form), speak))
 
-    def say(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` and what closes a turn."""
-        return [*self._sayable.encode(text, at_start=False), *self._probed.ending]
+    def say(self, text: str, before: str | None = None) -> list[int]:
+        """Returns the ids of ``text`` and what closes a turn, in front of a message of role ``before``."""
+        form = self._form_of(before or "user")
+        by_role = form.kind in ("header", "tool_call")
+        ending = [form.close] if before is not None and by_role else self._probed.ending
+        return [*self._sayable.encode(text, at_start=False), *ending]
 
     def said(
         self, messages: _Messages, tools: Any = None, *, first: bool, speak: bool, size: int
@@ -254,15 +256,20 @@ class TemplateDialect:
     # --- texts ---
 
     def _render(self, messages: Sequence[dict[str, Any]], speak: bool, tools: Any) -> str:
-        text = self._template.render(messages, speak, tools)
-        return self._text.unescape(text) if self._escapes else text
+        return self._text.unescape(self._template.render(messages, speak, tools))
 
     def _prompt_text(self, prepared: Sequence[dict[str, Any]], tools: Any) -> str:
         return self._render(prepared, True, tools)
 
     def _form(self, prepared: Sequence[dict[str, Any]]) -> RoleForm:
         """Returns how the first of the messages follows a turn."""
-        return self._forms.get(str(prepared[0]["role"]), self._forms["user"])
+        return self._form_of(str(prepared[0]["role"]))
+
+    def _form_of(self, role: str) -> RoleForm:
+        """Returns how a message of a role follows a turn."""
+        if role == "tool" and self._prepare.tool_as_user:
+            role = "user"
+        return self._forms.get(role, self._forms["user"])
 
     def _bridge_text(self, prepared: Sequence[dict[str, Any]], form: RoleForm, tools: Any) -> str:
         """Returns the text behind a turn (behind its close, after a tool call)."""

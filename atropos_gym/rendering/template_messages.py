@@ -15,6 +15,8 @@ __all__ = ["TemplateMessages"]
 
 #: What environments, tools and strangers wrote; system and assistant text is the author's or the policy's.
 _UNTRUSTED = frozenset({"user", "tool"})
+#: Where that text may hold control tokens, such as think tags; a call's name and arguments hold none.
+_TRUSTED_TEXT = frozenset({"content", "reasoning", "reasoning_content", "thinking"})
 
 _Messages = Sequence[Mapping[str, Any]]
 
@@ -65,9 +67,8 @@ class TemplateMessages:
         content = plain.get("content")
         if not isinstance(content, str) and content is not None:
             plain["content"] = self._parts(content, message)
-        if role not in _UNTRUSTED:
-            return plain
-        return {key: value if key == "role" else self._text.mark(value) for key, value in plain.items()}
+        as_it_is = {"role"} if role in _UNTRUSTED else {"role", *_TRUSTED_TEXT}
+        return {key: value if key in as_it_is else self._text.mark(value) for key, value in plain.items()}
 
     def _parts(self, parts: list[dict[str, Any]], message: Mapping[str, Any]) -> Any:
         """Returns content as the template takes it: parts, or their texts a line each."""

@@ -41,7 +41,7 @@ def said_pieces(dialect: Dialect, messages: _Messages, tools: Any) -> list[Piece
     pieces: list[Piece] = []
     waiting: list[Mapping[str, Any]] = []
     last: int | None = None
-    for message in messages:
+    for place, message in enumerate(messages):
         if message["role"] != "assistant":
             waiting.append(message)
             continue
@@ -50,7 +50,7 @@ def said_pieces(dialect: Dialect, messages: _Messages, tools: Any) -> list[Piece
         if not isinstance(message.get("content"), str):
             raise TemplateError("an assistant message of a transcript must be text: say its calls as text")
         pieces.append(_context(dialect, waiting, last, bool(pieces), tools, speak=True))
-        said = dialect.say(message["content"])
+        said = dialect.say(message["content"], messages[place + 1]["role"] if messages[place + 1 :] else None)
         pieces.append(Piece(said, [message], sampled=True))
         last = said[-1]
         waiting = []

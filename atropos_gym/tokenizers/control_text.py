@@ -21,8 +21,9 @@ __all__ = ["ControlText", "well_formed"]
 
 # Private-use characters; they are removed from what comes in, so nobody can write a mark.
 _OPEN, _CLOSE = "\U000f0002", "\U000f0003"
-# The same as a template's ``tojson(ensure_ascii=True)`` writes them.
-_ESCAPES = {json.dumps(mark)[1:-1]: mark for mark in (_OPEN, _CLOSE)}
+# The same as a template writes them in JSON of ASCII alone, and where it prints a list or a dict.
+_ESCAPES = {form(mark)[1:-1]: mark for mark in (_OPEN, _CLOSE) for form in (json.dumps, ascii)}
+_ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 
 
 class ControlText:
@@ -86,20 +87,36 @@ class ControlText:
             if first in text:
                 marked = self._spelled.sub(f"{_OPEN}\\g<0>{_CLOSE}", text)
                 break
-        # What a template puts next to a text, such as another text, must not complete a spelling.
-        edge = text[: self._longest]
-        if any(last in edge for last in self._lasts) and any(
-            edge[:k] in self._tails for k in range(1, len(edge) + 1)
+        if "\\" in marked:  # what spells an escaped mark is no mark
+            marked = _ESCAPED.sub(lambda found: f"\\{_CLOSE}{found[0][1:]}", marked)
+        # What a template puts next to a text, such as another text, must not complete a spelling; nor where
+        # it trims the text first.
+        body = text.strip()
+        if (
+            self._ends_spelling(text)
+            or self._ends_spelling(body)
+            or (marked == text and self._is_disguised(text))
         ):
-            marked = _OPEN + marked
-        edge = text[-self._longest :]
-        if any(first in edge for first in self._firsts) and any(
-            edge[-k:] in self._heads for k in range(1, len(edge) + 1)
-        ):
-            marked = marked + _CLOSE
-        if marked == text and self._is_disguised(text):
-            marked = _OPEN + marked
+            lead = len(marked) - len(marked.lstrip())
+            marked = f"{marked[:lead]}{_OPEN}{marked[lead:]}"
+        if self._begins_spelling(text) or self._begins_spelling(body):
+            end = len(marked.rstrip())
+            marked = f"{marked[:end]}{_CLOSE}{marked[end:]}"
         return marked
+
+    def _ends_spelling(self, text: str) -> bool:
+        """Returns whether a text begins with the second half of a control spelling."""
+        edge = text[: self._longest]
+        return any(last in edge for last in self._lasts) and any(
+            edge[:k] in self._tails for k in range(1, len(edge) + 1)
+        )
+
+    def _begins_spelling(self, text: str) -> bool:
+        """Returns whether a text ends with the first half of a control spelling."""
+        edge = text[-self._longest :]
+        return any(first in edge for first in self._firsts) and any(
+            edge[-k:] in self._heads for k in range(1, len(edge) + 1)
+        )
 
     def _is_disguised(self, text: str) -> bool:
         """Returns whether a text becomes a control spelling only behind the normaliser."""
@@ -123,10 +140,8 @@ class ControlText:
 
     @staticmethod
     def unescape(text: str) -> str:
-        """Returns text whose marks a template has written as JSON escapes with the marks themselves."""
-        for escape, mark in _ESCAPES.items():
-            text = text.replace(escape, mark)
-        return text
+        """Returns text whose marks a template has escaped with the marks themselves."""
+        return _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of rendered text; without marks they are the backend's own."""

@@ -291,6 +291,37 @@ def test_white_space_behind_a_control_token_goes_as_the_token_wants() -> None:
     assert renderer.prompt([user("\n b")])[1:2] == renderer.tokenizer.encode("b")
 
 
+@each
+def test_a_transcript_with_results_ends_each_turn_as_its_next_message_wants(name: str, quiet: None) -> None:
+    """Where the next role's header or an end of a call's own ends a turn, that is what was sampled."""
+    renderer = family_renderer(name)
+    talk = [user("a"), assistant("b"), tool("c"), assistant("d"), user("e"), assistant("g")]
+    ids, mask = renderer.transcript(talk)
+    said = [list(run) for sampled, run in _runs(ids, mask) if sampled]
+    assert len(said) == 3
+    again = renderer.prompt(talk[:1])
+    for place, turn in enumerate(said):
+        again += turn
+        if place < 2:
+            again += renderer.bridge(turn, [talk[2 + 2 * place]])
+        assert turn[-1] in renderer.stop_ids
+        assert renderer.reply(turn).text == talk[1 + 2 * place]["content"]
+    assert ids == again
+    assert [source == "policy" for source in renderer.spans(talk)] == mask
+    if renderer._dialect.facts()["tool"].get("close_kind") in ("tool_call", "header"):
+        assert said[0][-1] == renderer._dialect.facts()["tool"]["close"]
+
+
+def _runs(ids: Sequence[int], mask: Sequence[bool]) -> list[tuple[bool, list[int]]]:
+    """Returns the ids in runs of one value of the mask."""
+    runs: list[tuple[bool, list[int]]] = []
+    for one, sampled in zip(ids, mask, strict=True):
+        if not runs or runs[-1][0] != sampled:
+            runs.append((sampled, []))
+        runs[-1][1].append(one)
+    return runs
+
+
 def test_tools_are_written_once() -> None:
     """Where a template moves them to the last question, a bridge has none: they stand in the prompt."""
     schema = [

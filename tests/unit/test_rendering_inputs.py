@@ -13,7 +13,7 @@ from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.tokenizers import load_tokenizer
 from tests.tools import imitation_tokenizers as imitation
-from tests.tools.imitation_families import family_renderer, family_tokenizer
+from tests.tools.imitation_families import FAMILIES, family_renderer, family_tokenizer
 
 BYTES = ChatRenderer("bytes")
 TINY = ChatRenderer(imitation.tiny_tokenizer())
@@ -274,6 +274,97 @@ def test_a_template_that_escapes_marks_hides_nothing() -> None:
         assert "udb80" not in renderer.tokenizer.decode(ids)
 
 
+def test_a_template_that_prints_what_it_is_given_hides_nothing() -> None:
+    """A list or dict that is printed as it stands shows its marks as escapes."""
+    renderer = ChatRenderer(
+        imitation.tiny_tokenizer(imitation.TOOLS.replace("tools | tojson", "tools | string"))
+    )
+    for words in ("<|im_end|>", "é<|im_start|>🙂", "<|im_"):
+        ids = renderer.prompt([USER], [{"name": words, words: [words]}])
+        plain = renderer.prompt([USER], [{"name": "x"}])
+        assert [i for i in ids if i < 3] == [i for i in plain if i < 3]
+        assert renderer.tokenizer.decode(ids).count(f"'{words}'") == 3
+
+
+@pytest.mark.parametrize(
+    "words", ["\\U000f0002", "\\udb80\\udc03x", "<|im_end|>\\U000f0003", "\\\\U000f0002"]
+)
+@pytest.mark.parametrize("how", ["tojson", "tojson(ensure_ascii=True)", "string"])
+def test_what_spells_an_escaped_mark_is_text(how: str, words: str) -> None:
+    renderer = ChatRenderer(imitation.tiny_tokenizer(imitation.TOOLS.replace("tojson", how)))
+    ids = renderer.prompt([{"role": "user", "content": words}])
+    assert [i for i in ids if i < 3] == [1, 2, 1]
+    assert f"user\n{words}<|im_end|>" in renderer.tokenizer.decode(ids)
+    written = renderer.tokenizer.decode(renderer.prompt([USER], [{"name": words}]))
+    assert words.replace("\\", "\\\\") in written
+
+
+def test_halves_of_a_control_token_do_not_meet_where_a_template_trims() -> None:
+    trims = (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ '' if loop.index0 and messages[loop.index0 - 1].role == 'user' else '<|im_start|>user\\n' }}"
+        "{{ m.content | trim }}{{ '<|im_end|>\\n' if loop.last or messages[loop.index].role != 'user' }}"
+        "{% else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+        "{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+    )
+    renderer = ChatRenderer(imitation.tiny_tokenizer(trims))
+    for left, right in ((" <|im_ ", "\n end|>"), ("<\n", "\t|im_end|> "), ("x<|im_end| ", " >y")):
+        said = [{"role": "user", "content": words} for words in (left, right)]
+        for ids in (renderer.prompt(said), renderer.bridge([2], said)):
+            assert [i for i in ids if i < 3] == ([1, 2, 1])
+            assert f"user\n{left.strip()}{right.strip()}<|im_end|>" in renderer.tokenizer.decode(ids)
+
+
+def test_a_disguised_spelling_is_trimmed_like_any_text() -> None:
+    tokenizer: Any = load_tokenizer(imitation.tiny_tokenizer())
+    from atropos_gym.tokenizers.control_text import ControlText
+
+    control = ControlText(tokenizer.backend, frozenset({0, 1, 2}))
+    assert control.unmark(control.mark("  end|>  ").strip()) == "end|>"
+    assert control.unmark(control.mark("  <|im_  ").strip()) == "<|im_"
+
+
+_CALLERS = ["Qwen3", "Qwen2.5", "gpt-oss", "Llama 3.1", "GLM-4.5", "Qwen3.5"]
+
+
+@pytest.mark.parametrize("name", [name for name in _CALLERS if name in FAMILIES])
+@pytest.mark.parametrize("place", ["name", "key", "value", "nested", "text"])
+def test_calls_in_the_history_are_untrusted_text(name: str, place: str) -> None:
+    """Their names and arguments are what a policy made of what strangers wrote."""
+    renderer = family_renderer(name)
+    controls = renderer._dialect.controls
+
+    def told(words: str) -> list[int]:
+        arguments: Any = {
+            "key": {words: 1},
+            "value": {"a": words},
+            "nested": {"a": [{"b": words}]},
+            "text": f'{{"a": "{words}"}}',
+        }.get(place, {"a": 1})
+        function = {"name": words if place == "name" else "f", "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "ok"}
+        return [i for i in renderer.prompt([USER, said, result]) if i in controls]
+
+    try:
+        expected = told("x")
+    except TemplateError:
+        pytest.skip(f"{name} writes no arguments that are text")
+    for spelling in controls.values():
+        assert told(spelling) == expected, spelling
+        assert told(f"{spelling[:3]}{spelling}{spelling[3:]}") == expected, spelling
+
+
+def test_thoughts_and_answers_in_the_history_keep_their_tags() -> None:
+    renderer = family_renderer("Qwen2.5")
+    said = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"}
+    hf: Any = renderer.tokenizer
+    opening, closing = hf.hf.convert_tokens_to_ids(["<think>", "</think>"])
+    ids = renderer.prompt([USER, said, USER])
+    assert [i for i in ids if i in (opening, closing)] == [opening, closing]
+
+
 def test_halves_of_a_character_are_replaced() -> None:
     for renderer in (TINY, family_renderer("Gemma 3")):
         ids = renderer.prompt([{"role": "user", "content": "a\ud83d"}])
@@ -376,6 +467,23 @@ def test_spans_know_a_cut_turn_before_a_result() -> None:
 
 
 # --- threads ---
+
+
+def test_a_cache_that_another_thread_empties_is_no_fault() -> None:
+    renderer = ChatRenderer(imitation.tiny_tokenizer())
+
+    class Emptied(dict[Any, Any]):
+        """Is emptied as soon as it was asked what it holds."""
+
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+    renderer._dialect._cache = Emptied()  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert renderer.prompt([USER]) == TINY.prompt([USER])
+        assert renderer.bridge([], [USER]) == TINY.bridge([], [USER])
 
 
 def test_many_threads_render_alike_whatever_another_caller_sets() -> None:
