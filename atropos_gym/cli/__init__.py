@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command is None:
             return 0
         if command.dry_run:
-            print(command.config.to_yaml(), end="")
-            return 0
+            return _dry_run(command)
         return _run(command)
     except KeyboardInterrupt:
         print("atropos-gym: interrupted", file=sys.stderr)
@@ -53,6 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"atropos-gym: {mistake}", file=sys.stderr)
         return 2
+
+
+def _dry_run(command: Command) -> int:
+    """Prints the configuration; an environment that is not there is said now, not when the file is used."""
+    from atropos_gym.cli.environment import find_env
+
+    if command.target or "env" in command.config.reads(command.verb):
+        find_env(command.target or command.config.env)
+    print(command.config.to_yaml(), end="")
+    return 0
 
 
 def _run(command: Command) -> int:

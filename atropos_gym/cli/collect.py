@@ -123,4 +123,5 @@ def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams,
         write_html(path, groups, collector.env.renderer, title=config.env)
     returns = [episode.episode_return for group in groups for episode in group.episodes]
     mean = sum(returns) / len(returns)
-    print(f"{path}: {len(groups)} groups, {len(returns)} episodes, mean return {mean:.4f}")
+    count = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
+    print(f"{path}: {count}, {len(returns)} episodes, mean return {mean:.4f}")

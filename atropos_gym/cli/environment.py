@@ -38,6 +38,9 @@ def find_env(name: str) -> str | type[TextEnv]:
         found = getattr(_module(module, name), rest, None)
         if isinstance(found, type) and issubclass(found, TextEnv):
             return found
+        if rest.isidentifier() and rest not in gymnasium.registry:
+            what = f"has no {rest!r}" if found is None else f"has {rest!r}, which is no class of TextEnv"
+            raise ConfigError(f"{name!r}: the module {module!r} {what}, and registers no such environment")
         name = rest
     check_id(name)
     return name

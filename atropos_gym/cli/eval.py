@@ -23,17 +23,23 @@ def run(command: Command) -> int:
     """Plays the episodes and prints one row for the policy and one for each known score."""
     show = Show()
     if command.config.policy == "random":
-        config, policy = command.config, "random"
+        config = _without_adapter(command.config)
         make_env(config.env, config.env_kwargs).close()
-        result = _play(config, policy, show)
+        result = _play(config, "random", show)
     else:
         function = find_function(command.config.policy)
-        config = command.config if function is not None else with_saved_run(command)
+        config = with_saved_run(command) if function is None else _without_adapter(command.config)
         make_env(config.env, config.env_kwargs).close()
         result = _play_function(config, function, show) if function is not None else _play_model(config, show)
     name = {"random": "random, played"}.get(command.config.policy, command.config.policy)
     _print(name, result, make_env(config.env, config.env_kwargs).scores)
     return 0
+
+
+def _without_adapter(config: Config) -> Config:
+    if config.adapter is not None:
+        raise ConfigError(f"--adapter {config.adapter}: {config.policy} is no model; leave it out")
+    return config
 
 
 def _play_model(config: Config, show: Show) -> EvalResult:

@@ -28,7 +28,7 @@ def with_saved_run(command: Command) -> Config:
     Values that were given as flags stay.
 
     Raises:
-        ConfigError: no policy was named.
+        ConfigError: no policy was named, or one that is no model.
         MissingData: a run without an adapter.
     """
     config = command.config
@@ -37,6 +37,8 @@ def with_saved_run(command: Command) -> Config:
             f"{command.verb} needs --policy: a model's name or path, or a saved run such as runs/blackjack-1"
             + (", or random" if command.verb == "eval" else "")
         )
+    if config.policy == "random":
+        raise ConfigError(f"{command.verb} --policy random: it has no logprobs to keep; `eval` measures it")
     path = Path(config.policy)
     if not (path / "config.yaml").is_file():
         return config.model_copy(update={"policy": find_model(config.policy)})

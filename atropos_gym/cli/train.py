@@ -17,6 +17,7 @@ from atropos_gym.cli.mistakes import need_learner
 from atropos_gym.cli.models import find_model
 from atropos_gym.cli.progress import Show
 from atropos_gym.cli.report import references, stage_titles
+from atropos_gym.errors import ConfigError
 
 __all__ = ["run", "stages_table"]
 
@@ -31,6 +32,8 @@ def run(command: Command) -> int:
             _print(folder)
             return 0
     else:
+        if command.config.policy == "random":
+            raise ConfigError("train --policy random: there is nothing to train in it; take a model, or tiny")
         if command.config.policy != "tiny":
             find_model(command.config.policy)
         need_learner()

@@ -24,6 +24,8 @@ def run(command: Command) -> int:
     """Shows the file."""
     options = command.options
     path, only = Path(command.target), options["episode"]
+    if path.suffix == ".html" and path.is_file():
+        raise ConfigError(f"{path} is a page already: open it in a browser, or name the .jsonl of its groups")
     name = options["tokenizer"]
     file = FileOfGroups(path, None if name is None else load_tokenizer(name))
     groups = iter(file) if only is None else _chosen(file, only)

@@ -64,11 +64,12 @@ def episode_facts(episode: ShownEpisode) -> list[Fact]:
     if episode.success is not None:
         facts.append(("solved", "good") if episode.success else ("not solved", "bad"))
     if episode.end_reason:
-        facts.append((episode.end_reason, ""))
+        facts.append((f"ended: {episode.end_reason}", ""))
     if episode.truncated:
         facts.append(("truncated", "bad"))
     if episode.invalid_turns:
-        facts.append((f"{episode.invalid_turns} invalid", "bad"))
+        plural = "s" if episode.invalid_turns > 1 else ""
+        facts.append((f"{episode.invalid_turns} invalid turn{plural}", "bad"))
     if episode.cut or any(turn.cut for turn in episode.turns):
         facts.append(("cut", "bad"))
     return facts

@@ -47,7 +47,8 @@ class FileOfGroups:
         self.unknown_pieces = False
         self._tokenizer = tokenizer
         if self.path.is_dir():
-            inside = sorted(str(found) for found in self.path.rglob("*.jsonl"))[:3]
+            files = (found for found in self.path.rglob("*.jsonl") if found.name != "metrics.jsonl")
+            inside = sorted(map(str, files))[:3]
             hint = f"; found there: {', '.join(inside)}" if inside else ""
             raise ConfigError(f"{path} is a folder: name a file of groups (.jsonl){hint}")
         if not self.path.exists():
@@ -113,8 +114,8 @@ class FileOfGroups:
             return self._played(value)
         if "tokens" in value:
             return self._wire(ScoredDataGroup.model_validate(value))
-        keys = ", ".join(list(value)[:6]) or "nothing"
-        raise ConfigError(f"it has neither `episodes` (by collect) nor `tokens` (the wire), but {keys}")
+        keys = ", ".join(f"`{key}`" for key in list(value)[:6]) or "nothing"
+        raise ConfigError(f"it has neither `episodes` (by collect) nor `tokens` (the wire); it has {keys}")
 
     def _played(self, value: dict[str, Any]) -> ShownGroup:
         extras = split_extras(value)

@@ -286,7 +286,7 @@ def test_a_cut_last_line_costs_that_line(file: Path, view: View) -> None:
         ("7", "line 2 is left out: a group is a JSON object, this is a int"),
         (
             '{"a": 1, "b": 2}',
-            "it has neither `episodes` (by collect) nor `tokens` (the wire), but a, b",
+            "it has neither `episodes` (by collect) nor `tokens` (the wire); it has `a`, `b`",
         ),
         ('{"episodes": [{}]}', "line 2 is left out"),
         ('{"episodes": 3}', "line 2 is left out"),
