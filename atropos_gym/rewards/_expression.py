@@ -36,11 +36,17 @@ _VALUE = (
 )
 _STARTS = re.compile(_VALUE, re.A)
 _JOINED = re.compile(
-    r"[*_]{0,2}\s{0,3}(?:,\s{0,3}(?:and|or)\b|,|;|\band\b|\bor\b|&)\s{0,3}"
+    r"[*_]{0,2}\s{0,3}(?:,\s{0,3}(?:and|or)\b|,|;|\band\b|\bor\b|&"
+    r"|\bto\s(?=\\?\$?\d)(?!\d+\s(?:decimal|significant|d\.?p|s\.?f|places?|digits?|figures?)\b))\s{0,3}"
     r"(?:(?:also|maybe|perhaps|possibly|even)\s)?\s{0,3}(?=[*_]{0,2}" + _VALUE + ")",
     re.I | re.A,
 )
-_ASIDE = re.compile(rf"\((?!(?:{'|'.join(FUNCTION_NAMES)})\b)[A-Za-z]{{2}}", re.A)
+# A remark in brackets, such as (not 6) or (24 in May); (or 6) is no remark.
+_ASIDE = re.compile(
+    rf"\((?:\\?\$?\d[\d.,]*\s)?(?!(?:{'|'.join(FUNCTION_NAMES)}|or|and|maybe|perhaps|possibly)\b)[A-Za-z]{{2}}",
+    re.A,
+)
+_SUM = re.compile(r"(?<=\s)\([\d.,\s$]+[+*/\u00d7-][^()A-Za-z]*\)", re.A)
 _NAMED = re.compile(r"[A-Za-z][A-Za-z ]{0,30}(?:\([A-Za-z0-9, ]{1,10}\))?\s?=\s?", re.A)
 _FIRST_DIGIT = re.compile(r"[+-]?\s?\\?\$?\.?\d|\\[dtc]?frac", re.A)
 _NO_ANSWERS = STOP_WORDS | {"right", "correct", "fine", "nothing", "wait"}
@@ -113,7 +119,8 @@ class ExpressionGrammar:
             begin = begin if digit is None else digit.start()
         named = _NAMED.match(text, begin, end)
         if _STARTS.match(text, begin) or named is not None:
-            end = _expression_end(text, begin if named is None else named.end(), end)
+            begin_value = begin if named is None else named.end()
+            end = _expression_end(text, begin_value, end, is_number=self.words_first)
         value = text[begin:end].strip(_MARKUP)
         if value.endswith("|") and value.count("|") == 1:  # the edge of a table's cell
             value = value[:-1].rstrip(_MARKUP)
@@ -184,13 +191,18 @@ def _ends(text: str, piece: re.Match[str]) -> bool:
     return kind == "comma" and bool(_COMMA_WORD.match(text, at)) and not _JOINED.match(text, at)
 
 
-def _expression_end(text: str, begin: int, end: int) -> int:
-    """Where the expression that begins here ends: before the first word that is neither name nor unit."""
+def _expression_end(text: str, begin: int, end: int, *, is_number: bool) -> int:
+    """Where the expression that begins here ends: before the first word that is neither name nor unit.
+
+    After a number a sum in brackets is a remark, in a formula it is a factor.
+    """
     depth, units, last = 0, 0, begin
     for piece in _PIECE.finditer(text, begin, end):
         kind, found = piece.lastgroup, piece.group()
-        if depth == 0 and (_ASIDE.match(text, piece.start()) or kind == "emoji") and last > begin:
-            break
+        if depth == 0 and last > begin:
+            remark = _ASIDE.match(text, piece.start()) or (is_number and _SUM.match(text, piece.start()))
+            if remark or kind == "emoji":
+                break
         if kind in ("opener", "closer"):
             depth += 1 if kind == "opener" else -1
         if kind == "word" and depth == 0 and (len(found) > 1 or _is_article(text, piece)):

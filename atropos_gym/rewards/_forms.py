@@ -34,7 +34,7 @@ class Group:
     """Several values; ``brackets`` is ``{}``, ``""`` for a bare list, ``U`` for a union, else two marks.
 
     Attributes:
-        name: the unknown, where the group is the interval of an inequality.
+        name: the unknown, where the group is the interval of an inequality; a tuple's unknowns.
     """
 
     brackets: str
@@ -86,6 +86,10 @@ _FUNCTION = re.compile(
     rf"(?<![A-Za-z])(?:a|arc)?(?:{'|'.join(sorted(FUNCTION_NAMES, key=len, reverse=True))})(?![A-Za-z])"
 )
 _TEXT = re.compile(r"\$?\\text(?:bf|it|rm|sf)?\s*\{[^{}]*\}\$?")
+_NAMES = re.compile(rf"\(\s*{_LETTER}(?:\s*,\s*{_LETTER})+\s*\)", re.A)
+_REALS = re.compile(r"\\(?:mathbb\s*\{?\s*R\s*\}?|R|Reals|reals)(?![A-Za-z])")
+_ALL_REALS = (r"-\infty", r"\infty")
+_BUILT_FROM = re.compile(rf"\s*({_LETTER})\s*(?:\\in\s*{_REALS.pattern})?\s*", re.A)
 _ANGLED = re.compile(r"^\\langle\s*(.*?)\s*\\rangle$", re.S)
 
 
@@ -100,12 +104,22 @@ def read_form(answer: str, depth: int = 0) -> Form:
     if member := _MEMBER.match(text):
         form = read_form(text[member.end() :], depth + 1)
         return replace(form, name=member[1]) if isinstance(form, Group) else form
+    if _REALS.fullmatch(text):
+        return _interval("()", *_ALL_REALS, "", depth)
     value, unit = split_unit(text)
     number = read_number(value)
     if number is not None:
         return Leaf(value, number, unit=unit)
     if depth < _MAX_DEPTH:
-        for read in (_read_matrix, _read_union, _read_list, _read_signs, _read_relation, _read_brackets):
+        for read in (
+            _read_matrix,
+            _read_set_builder,
+            _read_union,
+            _read_list,
+            _read_signs,
+            _read_relation,
+            _read_brackets,
+        ):
             found = read(text, depth + 1)
             if found is not None:
                 return found
@@ -174,7 +188,7 @@ def _read_list(text: str, depth: int) -> Form | None:
 
 def _joined_intervals(forms: tuple[Form, ...], joiners: set[str]) -> Form | None:
     """Solved inequalities of one unknown: "or" makes a union, "and" the interval between two bounds."""
-    intervals = [form for form in forms if isinstance(form, Group) and form.name and len(form.parts) == 2]
+    intervals = [form for form in forms if isinstance(form, Group) and _VARIABLE.fullmatch(form.name)]
     if len(intervals) < len(forms) or len({form.name for form in intervals}) != 1:
         return None
     if joiners != {"and"}:
@@ -235,6 +249,10 @@ def _equation(left: str, right: str, depth: int) -> Form | None:
         return None
     if _VARIABLE.fullmatch(right) and not _NAME.fullmatch(left):
         left, right = right, left
+    if _NAMES.fullmatch(left):
+        form = read_form(right, depth)
+        if isinstance(form, Group) and form.brackets == "()":
+            return replace(form, name="".join(left.split()))
     if not re.search(
         r"[A-Za-z]|\\(?:theta|alpha|beta|phi|lambda|mu)", _COMMAND.sub(" ", left)
     ) and not _NAME.fullmatch(left):
@@ -289,6 +307,18 @@ def _read_brackets(text: str, depth: int) -> Form | None:
     if len(parts) == 2:  # an end at infinity is always open
         brackets = ("(" if r"\infty" in parts[0] else mark) + (")" if r"\infty" in parts[1] else text[-1])
     return Group(brackets, values)
+
+
+def _read_set_builder(text: str, depth: int) -> Form | None:
+    """A set of all x for which a solved inequality holds: its interval."""
+    if not (text.startswith(r"\{") and text.endswith(r"\}")):
+        return None
+    sides = _split(text[2:-2], (r"\mid", "|", ":"))
+    unknown = _BUILT_FROM.fullmatch(sides[0])
+    if len(sides) != 2 or unknown is None:
+        return None
+    form = read_form(sides[1], depth)
+    return form if isinstance(form, Group) and form.name == unknown[1] else None
 
 
 def _with_both_signs(part: str, depth: int) -> tuple[Form, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FUNCTION_NAMES", "clean", "for_sympy"]
+__all__ = ["FUNCTION_NAMES", "clean", "exact_decimals", "for_sympy"]
 
 FUNCTION_NAMES = frozenset(
     "sqrt pi infinity inf sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lg max min"
@@ -158,6 +158,19 @@ def for_sympy(text: str) -> str:
     text = _MIXED.sub(r"(\1+\2)", text)
     text = _SLASHED.sub(r"\\frac{\1}{\2}", text)
     return _PRODUCT.sub(r" \\cdot ", text)
+
+
+_DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\d.])", re.A)
+
+
+def exact_decimals(text: str) -> str:
+    r"""Returns a formula with its decimals as fractions: sympy would read binary floats.
+
+    Example:
+        >>> exact_decimals("0.25x + 1.5")
+        '\\frac{025}{100}x + \\frac{15}{10}'
+    """
+    return _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
 
 
 def _pair(match: re.Match[str]) -> str:

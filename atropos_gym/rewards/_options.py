@@ -160,7 +160,12 @@ class Options:
             return True
         for start in self._text_starts(text):
             named = self._text_at(text, start, _WHOLE_SENTENCE)
-            if named is not None and not text[named.end :].strip(_QUOTES + ".!?;"):
+            if named is None:
+                named = self._text_at(text, start, _TEXT_ENDS)
+                named = None if named is None else self._with_bracketed(text, named)
+                if named is None or not named.by_label:
+                    continue
+            if not text[named.end :].strip(_QUOTES + ".!?;"):
                 return True
         return False
 

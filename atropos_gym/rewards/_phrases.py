@@ -39,7 +39,7 @@ _AFTER_WEAK = re.compile(
     r"[*_\"]{0,3}\s{0,4}(?:[,.:;!?\u2026\u2013\u2014-]|wait\b|it\s+is\b|it's|that\b|$)", re.I
 )
 _FILLERS = re.compile(
-    r"(?:[\s,.:;!*_\"\u2026\u2013\u2014]++|-\s|\b(?:wait|no|actually|rather|sorry|i\s+mean|make\s+that|it\s+is"
+    r"(?:[\s,.:;!*_\"\u2026\u2013\u2014]++|-\s|\b(?:wait|no|actually|rather|sorry|i\s+meant?|make\s+that|it\s+is"
     r"|it's|that\s+is|that's|that|(?:it\s+)?should\s+be|wrong|incorrect|to)\b){0,12}+",
     re.I | re.A,
 )

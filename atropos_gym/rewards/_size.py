@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import log10
 
 __all__ = ["MAX_CHARS", "TooBig", "judge_size"]
 
@@ -19,7 +20,12 @@ _MAX_FACTORIAL = 3_000
 _MAX_DEPTH = 3
 _INTEGERS = re.compile(r"\d+")
 _FACTORIAL = re.compile(r"(\d+|[A-Za-z]?|\([^()!^\\]*[A-Za-z][^()!^\\]*\))\s*(!+)")
+_BINOMIAL = re.compile(
+    r"\\binom\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))|(\d+)\s*\\choose\s*(\d+)"
+)
+_SCIENTIFIC = re.compile(r"[\d.][eE][+-]?0*[1-9]\d{4,}")
 _HAT = re.compile(r"\^|\*\*")
+_NUMBER_AT_END = re.compile(r"(?:\d+\.?\d*|\.\d+)$")
 _TOKEN = re.compile(r"\s*(-?\s*(?:\d+(?:\.\d+)?|\\[A-Za-z]+(?:\s*\{[^{}]*\})*|[^\s{(]))")
 _CLOSERS = {"{": "}", "(": ")"}
 
@@ -40,6 +46,12 @@ def judge_size(text: str, depth: int = 0) -> None:
     """
     if len(text) > MAX_CHARS or depth > _MAX_DEPTH:
         raise TooBig(text)
+    _judge_counts(text)
+    _judge_powers(text, depth)
+
+
+def _judge_counts(text: str) -> None:
+    """Factorials, binomial coefficients, powers of ten written with an e."""
     for number, marks in _FACTORIAL.findall(text):
         if (
             len(marks) > 1
@@ -47,31 +59,52 @@ def judge_size(text: str, depth: int = 0) -> None:
             or (number.isdigit() and (len(number) > 4 or int(number) > _MAX_FACTORIAL))
         ):
             raise TooBig(text)
-    size = 1
-    for base, exponent, after in _powers(text):
+    for groups in _BINOMIAL.findall(text):
+        top, low = (number for number in groups if number)
+        if len(top) > 6 or len(low) > 6 or min(int(low), abs(int(top) - int(low))) * len(top) > _MAX_DIGITS:
+            raise TooBig(text)
+    if _SCIENTIFIC.search(text):
+        raise TooBig(text)
+
+
+def _judge_powers(text: str, depth: int) -> None:
+    product, digits, are_plain = 1, 0.0, True
+    for before, exponent, after in _powers(text):
+        base = before[-1:]
         # A letter stays as it is: e^{x^2} is no tower.
         tower = _HAT.search(exponent) is not None or _HAT.match(after) is not None
         if (tower and not base.isalpha()) or "!" in exponent or after.startswith("!"):
             raise TooBig(text)
         judge_size(exponent, depth + 1)
-        if not base.isalpha():
-            for digits in _INTEGERS.findall(exponent):
-                size *= max(1, int(digits)) if len(digits) < 6 else _MAX_DIGITS
-    if size > 1 and size * sum(map(len, _INTEGERS.findall(text))) > _MAX_DIGITS:
+        if base.isalpha():
+            continue
+        power = 1
+        for number in _INTEGERS.findall(exponent):
+            power *= max(1, int(number)) if len(number) < 6 else 10 * _MAX_DIGITS
+        product *= power
+        raised = _NUMBER_AT_END.search(before)
+        if raised is None:
+            are_plain = False
+        else:
+            digits += power * log10(max(2, int(raised[0].replace(".", ""))))
+    # Powers of plain numbers add up; those of brackets may stand in one another.
+    if not are_plain and product > 1:
+        digits = product * sum(map(len, _INTEGERS.findall(text)))
+    if digits > _MAX_DIGITS:
         raise TooBig(text)
 
 
 def _powers(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yields each power outside other exponents: the base's last character, the exponent, what follows it."""
+    """Yields each power outside other exponents: what stands before it, the exponent, what follows it."""
     position = 0
     while hat := _HAT.search(text, position):
-        base = text[: hat.start()].rstrip()[-1:]
+        before = text[: hat.start()].rstrip()
         begin = hat.end() + len(text[hat.end() :]) - len(text[hat.end() :].lstrip())
         position = _group_end(text, begin)
         if position < 0:
             token = _TOKEN.match(text, begin)
             position = begin if token is None else token.end()
-        yield base, text[begin:position], text[position:].lstrip()
+        yield before, text[begin:position], text[position:].lstrip()
 
 
 def _group_end(text: str, begin: int) -> int:

@@ -14,7 +14,7 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy import I, Pow, Rational, Symbol, expand, simplify, sqrtdenest
 
-from atropos_gym.rewards._latex import for_sympy
+from atropos_gym.rewards._latex import exact_decimals, for_sympy
 from atropos_gym.rewards._numbers import Number
 from atropos_gym.rewards._size import TooBig, judge_size
 
@@ -41,7 +41,10 @@ def _read(text: str) -> Any:
         return None
     try:
         expression = latex2sympy(
-            readable, is_real=True, normalization_config=None, conversion_config=_CONVERSION
+            exact_decimals(readable),
+            is_real=True,
+            normalization_config=None,
+            conversion_config=_CONVERSION,
         )
     except Exception:  # the reader raises plain Exceptions at what is no formula
         return None

@@ -21,7 +21,7 @@ from atropos_gym.rewards._size import TooBig
 
 __all__ = ["main"]
 
-_CPU_SECONDS = 0.9
+_CPU_SECONDS = 0.7
 _MEMORY_BYTES = 2 << 30
 _ANSWERS_PER_FORK = 2000
 _AGAIN = 3

@@ -7,6 +7,7 @@ other formulas go to a worker process, where they can be killed. Works in any th
 
 from __future__ import annotations
 
+import re
 from typing import NoReturn
 
 from atropos_gym.errors import UnusableGold
@@ -48,10 +49,15 @@ def _short(text: str) -> str:
 
 
 # --- one number -----------------------------------------------------------------------------------------
+# What changes a number's value: two signs, a root, thousands as a letter.
+_CHANGED = re.compile(r"\\(?:pm|mp|sqrt)(?![A-Za-z])|(?<![A-Za-z])sqrt(?![A-Za-z])|\d[kK](?![A-Za-z])")
+
+
 def _one_number(text: str) -> Number | None:
     """The one number in a committed text, after its last equals sign; words around it are ignored."""
-    numbers = numbers_in(clean(text.rpartition("=")[2]))
-    return numbers[0] if len(numbers) == 1 else None
+    text = clean(text.rpartition("=")[2])
+    numbers = numbers_in(text)
+    return numbers[0] if len(numbers) == 1 and not _CHANGED.search(text) else None
 
 
 def read_gold_number(gold: str) -> Number:

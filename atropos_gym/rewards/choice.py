@@ -25,6 +25,7 @@ __all__ = ["verify_choice"]
 _SKIPPED = re.compile(SKIPPED)
 _NEGATED = re.compile(NEGATED, re.I | re.A)
 _CHOSEN = r"\bI(?:'ll|'d|\s+will|\s+would)?\s+(?:choose|pick|select|go\s+with|think)\b"
+_LIKE_A_NAME = re.compile(r"(?!I\b)[A-Z\d]", re.A)
 _GOLD = re.compile(r"[(\[{]?\s*([A-Za-z])\s*[)\]}]?\s*[.:]?")
 
 
@@ -59,14 +60,16 @@ class _ChoiceGrammar:
         return phrase.end() if skipped is None else skipped.end()
 
     def _commits(self, text: str, phrase: re.Match[str]) -> bool:
-        """Whether a phrase commits to anything: "I choose" to a choice only, "is not" to none."""
-        if not phrase["chosen"] and not _NEGATED.match(text, phrase.end()):
+        """Whether a phrase commits to anything: "is not" to none, "I choose to wait" neither."""
+        chosen = (phrase["chosen"] or "").lower()
+        if not chosen and not _NEGATED.match(text, phrase.end()):
             return True
-        named = self.options.named(text, self._begin(text, phrase))
-        by_label = named is not None and named.by_label
-        return (
-            by_label if phrase["chosen"] and phrase["chosen"].lower().endswith("think") else named is not None
-        )
+        begin = self._begin(text, phrase)
+        named = self.options.named(text, begin)
+        if chosen.endswith("think"):
+            return named is not None and named.by_label
+        # "I choose Rome" commits, to what is no option.
+        return named is not None or (bool(chosen) and _LIKE_A_NAME.match(text, begin) is not None)
 
     def _around(self, text: str, phrases: list[re.Match[str]], at: int) -> re.Match[str]:
         """The phrase, or one before it that names an option whose text holds it: "no answer is right"."""

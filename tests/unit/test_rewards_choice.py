@@ -38,6 +38,8 @@ UNUSABLE: list[tuple[Any, Any]] = [
 
 # With the options CITIES and the gold C.
 RIGHT = [
+    "Paris (C)",
+    "**Paris** (C).",
     "The answer is C",
     "The answer is C",
     "The answer is (C)",
@@ -185,6 +187,10 @@ RIGHT = [
     "The answer is indeed C",
 ]
 WRONG = [
+    "Paris (B)",
+    "I choose Rome.",
+    "I pick Paris or Madrid",
+    "I'll go with **Rome**.",
     "The answer is B",
     "The answer is A or C",
     "The answer is A and C",
@@ -241,6 +247,8 @@ WRONG = [
     "The answer is C. The answer is B.",
 ]
 UNPARSED = [
+    "I choose to wait.",
+    "I go with the flow.",
     "",
     "   ",
     "C looks good",

@@ -11,6 +11,27 @@ from atropos_gym.rewards import verify_math
 
 # A9, A10: sets, tuples, intervals, relations, matrices, text, formulas.
 FORMS = [
+    # Decimals are exact in formulas too.
+    ("0.1+0.2", "0.3", True),
+    ("0.3x", "0.1x+0.2x", True),
+    ("0.10000000000000001x", "0.1x", False),
+    ("x^{0.5}", r"\sqrt{x}", True),
+    # All numbers for which a solved inequality holds; a tuple's unknowns named before it.
+    (r"\{x|x>1\}", r"(1,\infty)", True),
+    (r"\{x \in \mathbb{R} \mid 1 < x \le 3\}", "(1,3]", True),
+    (r"\{x : x < 2 \text{ or } x > 3\}", r"(-\infty,2)\cup(3,\infty)", True),
+    (r"\{x|x>1\}", r"[1,\infty)", False),
+    (r"(-\infty,\infty)", r"\mathbb{R}", True),
+    (r"x \in \mathbb{R}", r"(-\infty,\infty)", True),
+    ("(x,y)=(1,2)", "(1,2)", True),
+    ("(1,2)", "(x, y) = (1, 2)", True),
+    ("(y,x)=(1,2)", "(x,y)=(1,2)", False),
+    ("(x,y)=(2,1)", "(1,2)", False),
+    ("(x,y)=(1,2) or (x,y)=(3,4)", "(3,4),(1,2)", True),
+    # Up to 10,000 digits are evaluated.
+    (r"2^{20000}", r"4^{10000}", True),
+    (r"\frac{10^{5000}}{10^{4999}}", "10", True),
+    (r"\binom{100}{50}", "100891344545564193334812497256", True),
     (r"\{1,2\}", r"\{2,1\}", True),
     ("{1,2}", r"\{2,1\}", True),
     ("1,2", r"\{2,1\}", True),
@@ -376,6 +397,9 @@ FORMS = [
 
 # A6: compared as text only, or stopped.
 TOO_BIG = [
+    (r"2^{40000}", r"4^{20000}"),
+    (r"\binom{100000}{50000}", "3"),
+    ("1e99999999999", "1"),
     ("9^{9^{9}}", "1"),
     ("9^9^9", "1"),
     ("5^{(5^{5})}", "7"),

@@ -145,6 +145,19 @@ ROUNDED = [
 
 # A3 to A7 where one number is wanted.
 SAID_NUMBERS = [
+    # A remark in brackets is none of the answer, a second value is.
+    ("The answer is 72 (24 in May and 48 in April).", "72", "right"),
+    ("The answer is 72 (24 + 48).", "72", "right"),
+    ("The answer is 5 (not 6).", "5", "right"),
+    ("The answer is 5 (or 6).", "5", "wrong"),
+    ("The answer is 5 to 6.", "5", "wrong"),
+    ("The answer is 5 to 2 decimal places.", "5", "right"),
+    # What changes the value is no word around it.
+    (r"\boxed{\pm 5}", "5", "wrong"),
+    ("#### \xb15", "5", "wrong"),
+    (r"\boxed{\sqrt{72}}", "72", "wrong"),
+    ("#### $5k", "5", "wrong"),
+    ("The answer is 6. Sorry, I meant 5.", "5", "right"),
     ("#### 5 apples", "5", "right"),
     ("#### 5 apples and 3 pears", "5", "wrong"),
     ("#### 2 x 3 = 6", "6", "right"),

@@ -46,7 +46,7 @@ def is_alive(pid: int) -> bool:
 def test_what_overruns_is_stopped_and_the_next_is_answered(worker: _worker.Worker) -> None:
     worker.start()
     pid = worker.pid
-    assert worker.compare("1", (HANGS,)) == "timeout"
+    assert verify_math(rf"\boxed{{{HANGS}}}", "1").reason == "timeout"
     assert worker.compare(*root(2)) == "equal"
     assert worker.pid == pid  # nothing had to be imported again
 
@@ -65,8 +65,7 @@ def test_a_host_that_blocks_the_limits_signal_does_not_lift_the_limit() -> None:
         own.stop()
 
 
-def test_a_hanging_formula_is_wrong_and_says_why() -> None:
-    assert verify_math(rf"\boxed{{{HANGS}}}", "1").reason == "timeout"
+def test_a_tower_is_wrong_and_says_why() -> None:
     assert verify_math(rf"\boxed{{{'9^{' * 5}9{'}' * 5}}}", "1").reason == "too_big"
 
 
@@ -80,11 +79,12 @@ def test_a_killed_worker_is_started_again_without_a_leak(worker: _worker.Worker)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_interrupt_leaves_no_answer_for_the_next_request(
+def test_an_interrupt_ends_the_process_and_leaves_no_answer_for_the_next_request(
     worker: _worker.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.start()
     first = worker.pid
+    assert first is not None
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -92,21 +92,14 @@ def test_an_interrupt_leaves_no_answer_for_the_next_request(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(worker, "_receive", interrupted)
         worker.compare(*root(5))
+    assert worker.pid is None
+    assert not is_alive(first)
+    worker.stop()  # once more does no harm
     assert worker.compare("x", ("y",)) == "not_equal"
     assert worker.pid != first
 
 
-def test_stopping_ends_the_process_and_reaps_it(worker: _worker.Worker) -> None:
-    worker.start()
-    pid = worker.pid
-    assert pid is not None
-    worker.stop()
-    assert worker.pid is None
-    assert not is_alive(pid)
-    worker.stop()
-
-
-def test_two_hundred_threads() -> None:
+def test_fifty_threads() -> None:
     verdicts: list[bool] = []
 
     def work(k: int) -> None:
@@ -114,12 +107,12 @@ def test_two_hundred_threads() -> None:
         said = answer if k % 2 else f"{answer}+1"
         verdicts.append(bool(verify_math(rf"\boxed{{{said}}}", gold)) is bool(k % 2))
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(200)]
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(verdicts) == 200
+    assert len(verdicts) == 50
     assert all(verdicts)
 
 
