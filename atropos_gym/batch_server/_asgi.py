@@ -1,4 +1,4 @@
-"""Small ASGI classes in front of the routes: who may ask, and how a body gets in.
+"""Small ASGI classes in front of the routes: how a body gets in, and when an answer may go out.
 
 Each wraps an application and answers by itself what it refuses; the answer is always JSON.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from urllib.parse import urlsplit
 
 from isal import isal_zlib
 from starlette.datastructures import Headers
@@ -16,11 +15,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_gym.batch_server._desk import Desk
-from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
 
-__all__ = ["Bodies", "Guard", "Saved"]
+__all__ = ["Bodies", "Saved"]
 
 SAVE_SOON = 0.02
 """Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
@@ -30,52 +28,6 @@ RETRY_AFTER = 5
 
 GROUP_PATHS = ("/scored_data", "/scored_data_list")
 """Where bodies bring what is to be kept."""
-
-
-class Guard:
-    """Lets in who may ask: a ``Host`` that is ours, and no page of another site.
-
-    A page can make a browser send requests to loopback, and after DNS rebinding only the ``Host`` header
-    shows where they came from. There is no CORS: no other origin is ever allowed.
-
-    Args:
-        app: what is protected.
-        hosts: names besides loopback's that ``Host`` may carry; ``"*"`` is any.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] = ()) -> None:
-        self.app = app
-        self.hosts = frozenset(host.lower() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 400 or 403, or passes the request on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        origin = headers.get("origin")
-        if not self._known(_name(host)):
-            refusal = JSONResponse({"detail": f"host {host[:100]!r} is not served here"}, 400)
-        elif headers.get("sec-fetch-site") == "cross-site" or (
-            origin is not None and urlsplit(origin).netloc.lower() != host.lower()
-        ):
-            refusal = JSONResponse({"detail": f"origin {str(origin)[:100]!r} is not allowed here"}, 403)
-        else:
-            await self.app(scope, receive, send)
-            return
-        await refusal(scope, receive, send)
-
-    def _known(self, name: str) -> bool:
-        return "*" in self.hosts or name in self.hosts or is_loopback(name)
-
-
-def _name(host: str) -> str:
-    """The name in a ``Host`` header, without port and brackets."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 class Saved:
@@ -193,7 +145,7 @@ class Bodies:
         await self.app(scope, _replay(body, receive), send)
 
     def _has_room(self) -> bool:
-        return self.desk.store.bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
+        return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         encoding = headers.get("content-encoding", "identity").strip().lower()

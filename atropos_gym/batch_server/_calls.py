@@ -93,6 +93,8 @@ class Call(Generic[T]):
         detail = _detail(response)
         kind = GroupRefused if self.posts_groups and response.status_code == 422 else ServerError
         message = f"{self.method} {self.path} was refused ({response.status_code}): {describe(detail)}"
+        if response.status_code == 401:
+            message += "; give token=, or ATROPOS_GYM_TOKEN, or http://x:TOKEN@host as the server's URL"
         raise kind(message, status=response.status_code, detail=detail)
 
 

@@ -9,11 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from atropos_gym.batch_server._asgi import Bodies, Guard, Saved
+from atropos_gym.batch_server._asgi import Bodies, Saved
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._routes_env import env_routes
 from atropos_gym.batch_server._routes_info import info_routes
 from atropos_gym.batch_server._routes_trainer import trainer_routes
+from atropos_gym.batch_server.access import Access, Guard
 from atropos_gym.batch_server.clock import Clock, SystemClock
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.refusals import Conflict, Unknown
@@ -23,7 +24,10 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    store: Store | None = None, limits: Limits | None = None, clock: Clock | None = None
+    store: Store | None = None,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    access: Access | None = None,
 ) -> FastAPI:
     """Builds the server; two of them can live in one process.
 
@@ -31,6 +35,7 @@ def create_app(
         store: what it knows; a new :class:`MemoryStore` by default.
         limits: what it allows; the store's by default, else they become the store's too.
         clock: what time it is; the system's by default.
+        access: who may ask; whoever reaches it on this machine by default.
 
     Returns:
         The application. Its ``state.desk.close()`` lets every held request answer at once.
@@ -53,7 +58,7 @@ def create_app(
     app.add_middleware(Saved, store=store)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, desk=desk)
-    app.add_middleware(Guard, hosts=store.limits.allowed_hosts)
+    app.add_middleware(Guard, hosts=store.limits.allowed_hosts, access=access)
     return app
 
 

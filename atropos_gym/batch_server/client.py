@@ -7,6 +7,7 @@ They try again where the server cannot be reached or fails, with growing pauses,
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
+TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
 
 
 class _Attempts:
@@ -60,11 +62,17 @@ class _Attempts:
 class _Client:
     """What both clients share: where the server is, and how requests look."""
 
-    def __init__(self, url: str, timeout: float, retry_seconds: float | None) -> None:
+    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float | None) -> None:
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
             raise ConfigError(f"server must be a URL such as http://127.0.0.1:8000, got {url!r}")
-        self.url = url.rstrip("/")
+        headers = {"Accept-Encoding": "identity"}
+        auth = (parts.username, parts.password) if parts.userinfo else None
+        token = token or (os.environ.get(TOKEN_VARIABLE) if auth is None else None)
+        if token:
+            headers["Authorization"], auth = f"Bearer {token}", None
+        # Without what is secret in it: this is what people are shown.
+        self.url = str(parts.copy_with(userinfo=b"")).rstrip("/")
         self.trainer_id: str | None = None
         self._timeout = timeout
         self._retry_seconds = retry_seconds
@@ -72,7 +80,8 @@ class _Client:
         self._options: dict[str, Any] = {
             "base_url": self.url,
             "trust_env": not is_loopback(parts.host),
-            "headers": {"Accept-Encoding": "identity"},
+            "headers": headers,
+            "auth": auth,
         }
 
     def _attempts(self) -> _Attempts:
@@ -96,7 +105,9 @@ class BatchClient(_Client):
     """Speaks to a batch server.
 
     Args:
-        url: where it is.
+        url: where it is; ``http://x:TOKEN@host:8000`` carries a token.
+        token: opens the server where it asks for one; by default the one in the URL, else what the
+            environment's variable ``ATROPOS_GYM_TOKEN`` says.
         timeout: seconds until an answer must have come, besides what the server may hold the request for.
         retry_seconds: how long to try again in all where there is no answer or a 5xx; None is for ever.
         transport: another way to reach it, such as ``httpx.MockTransport``.
@@ -111,12 +122,13 @@ class BatchClient(_Client):
         self,
         url: str,
         *,
+        token: str | None = None,
         timeout: float = 60.0,
         retry_seconds: float | None = 60.0,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(url, timeout, retry_seconds)
+        super().__init__(url, token, timeout, retry_seconds)
         self._http = httpx.Client(transport=transport, **self._options)
         self._sleep = sleep
 
@@ -260,12 +272,13 @@ class AsyncBatchClient(_Client):
         self,
         url: str,
         *,
+        token: str | None = None,
         timeout: float = 60.0,
         retry_seconds: float | None = 60.0,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        super().__init__(url, timeout, retry_seconds)
+        super().__init__(url, token, timeout, retry_seconds)
         self._http = httpx.AsyncClient(transport=transport, **self._options)
         self._sleep = sleep
 

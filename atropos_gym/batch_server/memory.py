@@ -224,7 +224,7 @@ class MemoryStore:
         return queue.sequences > batches * config.batch_size
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """What all groups take: queued, handed out, and waiting for their other parts."""
         return self._stock.queue.bytes + self._stock.leases.bytes + sum(e.buffered_bytes for e in self._envs)
 

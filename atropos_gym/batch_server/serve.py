@@ -22,6 +22,7 @@ import uvicorn
 from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.batch_server._malloc import keep_freed_memory
 from atropos_gym.batch_server._protocol import BoundedProtocol
+from atropos_gym.batch_server.access import TOKEN_VARIABLE, Access
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store
@@ -48,6 +49,7 @@ def serve(
     *,
     store: Store | Callable[[], Store] | None = None,
     limits: Limits | None = None,
+    access: Access | None = None,
     insecure: bool = False,
     ready: Callable[[str], None] | None = None,
     ready_file: Path | None = None,
@@ -61,7 +63,8 @@ def serve(
         store: what the server knows, or what makes it once the port is ours; it is closed at the end. In
             memory by default.
         limits: what it allows.
-        insecure: listen on an address that others can reach, without any password.
+        access: tokens that callers must show, and foreign pages that may ask; nobody needs one by default.
+        insecure: listen on an address that others can reach, without any token.
         ready: called with the URL once the server answers; prints a line by default.
         ready_file: gets the URL once the server answers; removed at the end.
         log_level: uvicorn's.
@@ -69,10 +72,11 @@ def serve(
     Raises:
         ConfigError: address or store cannot be used; one line that says why and what to do.
     """
-    if not is_loopback(host) and not insecure:
+    access = access or Access()
+    if not is_loopback(host) and access.token is None and not insecure:
         raise ConfigError(
-            f"host {host!r} can be reached from other machines and there is no password: "
-            "use 127.0.0.1, or insecure=True (--insecure) where the network is trusted"
+            f"host {host!r} can be reached from other machines and there is no token: set {TOKEN_VARIABLE} "
+            "or --token, use 127.0.0.1, or --insecure (insecure=True) where the network is trusted"
         )
     listener = _listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
@@ -85,7 +89,7 @@ def serve(
     if insecure:
         limits = _any_host(limits)
     keep_freed_memory()
-    app = create_app(store, limits)
+    app = create_app(store, limits, access=access)
 
     def announce() -> None:
         (ready or _print_ready)(url)
@@ -284,13 +288,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", default="memory", help="'memory', or the path of a file")
     parser.add_argument("--fresh", action="store_true", help="forget what is in the file")
     parser.add_argument("--fsync", action="store_true", help="survive a power failure too")
+    parser.add_argument("--soft-groups", type=int, help="so many groups are queued before posts are held")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_stdin_closes:
         _stop_when_stdin_closes()
     try:
         store = partial(open_store, options.store, fresh=options.fresh, fsync=options.fsync)
-        serve(options.host, options.port, store=store)
+        limits = Limits(**({} if options.soft_groups is None else {"soft_groups": options.soft_groups}))
+        serve(options.host, options.port, store=store, limits=limits, access=Access.find())
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

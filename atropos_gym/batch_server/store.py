@@ -87,7 +87,7 @@ class Store(Protocol):
         ...
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """What all groups take."""
         ...
 

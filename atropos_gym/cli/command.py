@@ -32,6 +32,15 @@ TARGETS = {
     "check-model": ("NAME", "a model's name or folder (no weights are read), or bytes"),
 }
 
+#: What ``--help`` of some verbs says at the end.
+EPILOGS = {
+    "serve": "Without flags it listens on http://127.0.0.1:8000, keeps what it has accepted in a file, and "
+    "goes on from there when it is started again. A trainer registers and asks for batches; environments "
+    "register and post groups (`atropos-gym collect ID --to URL`, or any Atropos environment). GET /health "
+    "says what is wrong, GET /status how far things are, GET /metrics both for Prometheus. Ctrl-C or SIGTERM "
+    "ends it within a second; nothing that it has accepted is lost by that.",
+}
+
 #: Options of some verbs that are no settings of a run, with what argparse is told of each.
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "check-model": {
@@ -63,6 +72,9 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "play": {
         "tokenizer": {"metavar": "NAME", "help": "tokenizer by name or folder [bytes]"},
         "show_ids": {"action": "store_true", "help": "print every id: its piece, and who put it there"},
+    },
+    "serve": {
+        "reload": {"action": "store_true", "help": "accepted for `run-api`'s sake; it has no effect"},
     },
     "view": {
         "out": {"type": Path, "metavar": "PAGE", "help": "page to write [FILE with the suffix .html]"},
@@ -160,7 +172,11 @@ def _parser() -> _Parser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
     for verb, line in VERBS.items():
         sub = verbs.add_parser(
-            verb, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False
+            verb,
+            help=line,
+            description=line[0].upper() + line[1:] + ".",
+            epilog=EPILOGS.get(verb),
+            allow_abbrev=False,
         )
         _add_switches(sub, verb)
         _add_fields(sub, verb)

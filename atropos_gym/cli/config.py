@@ -144,7 +144,14 @@ class Config(BaseModel):
     port: int = _setting(8000, "server", "serve", ge=0, le=65535)
     """Port that the server listens on; 0 takes a free one."""
     insecure: bool = _setting(False, "server", "serve")
-    """Allow a `host` that other machines can reach: there is no password."""
+    """Allow a `host` that other machines can reach although there is no `token`."""
+    token: str | None = _setting(None, "server", "serve")
+    """What callers must show (`Authorization: Bearer TOKEN`, or a URL such as http://x:TOKEN@host:8000);
+    null: the variable ATROPOS_GYM_TOKEN, which other users of the machine cannot see, else nothing."""
+    env_token: str | None = _setting(None, "server", "serve")
+    """A second token, good only for what environments call; null: the variable ATROPOS_GYM_ENV_TOKEN."""
+    cors_origin: str | None = _setting(None, "server", "serve")
+    """Origins of web pages that may call the server, such as https://board.example, with commas between."""
     store: str | None = _setting(None, "server", "serve")
     """Where the server keeps what it accepted: a file, or `memory`, which ends with the process; null: a file
     for each port in the state directory (`~/.local/state/atropos_gym`), `memory` for port 0. What is in the
@@ -154,6 +161,30 @@ class Config(BaseModel):
     fsync: bool = _setting(False, "server", "serve")
     """Wait for the disk before a group is called received: then it survives a power failure too, not only a
     crash of the server."""
+
+    # What the server allows. The defaults are right for most.
+    hold_seconds: float = _setting(60.0, "server limits", "serve", ge=0, le=240)
+    """How long a post is held while too much is queued: that slows environments down, and loses nothing."""
+    soft_groups: int | None = _setting(None, "server limits", "serve", ge=0)
+    """So many groups may be queued before posts are held; null: four batches for each environment."""
+    hard_bytes: int | None = _setting(None, "server limits", "serve", ge=0)
+    """Most bytes of groups that are kept; beyond it posts are refused for now (503). null: 16 GiB, or half of
+    the machine's memory."""
+    max_body_bytes: int = _setting(256 * 2**20, "server limits", "serve", ge=1)
+    """Largest body of a request, after inflation."""
+    short_batch_seconds: float = _setting(30.0, "server limits", "serve", ge=0)
+    """Where no groups sum to the batch size for so long, a smaller batch goes out; a trainer that registers
+    with `exact_batches` never gets one."""
+    min_wait_seconds: float = _setting(30.0, "server limits", "serve", ge=0)
+    """How long a batch waits for an environment with a minimum share that sends nothing."""
+    buffer_seconds: float = _setting(60.0, "server limits", "serve", ge=0)
+    """How long parts of a group wait for the missing ones."""
+    env_timeout: float = _setting(120.0, "server limits", "serve", gt=0)
+    """An environment that was silent for so many seconds counts as disconnected, until its next call."""
+    trainer_timeout: float = _setting(60.0, "server limits", "serve", gt=0)
+    """A trainer that was silent for so many seconds may be replaced by one with other settings."""
+    max_deliveries: int = _setting(5, "server limits", "serve", ge=1)
+    """A group that was handed out so often and never acknowledged is set aside."""
 
     # Evaluation
     episodes: int = _setting(1000, "evaluation", "train eval", ge=2)
@@ -179,7 +210,7 @@ class Config(BaseModel):
 
         Example:
             >>> Config.reads("serve")
-            ['host', 'port', 'insecure', 'store', 'fresh', 'fsync']
+            ['host', 'port', 'insecure', 'token', 'env_token', 'cors_origin', 'store', 'fresh', 'fsync', ...]
         """
         return [name for name in cls.model_fields if verb in cls.about(name)["verbs"]]
 
