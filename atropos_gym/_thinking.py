@@ -7,6 +7,7 @@ passed by closing an empty block first. An empty block is no thinking: templates
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ Thinking: TypeAlias = Literal["auto", "required", "forbidden"] | int
 #: What chat templates call their own switch.
 _SWITCHES = ("enable_thinking", "thinking")
 _ANALYSIS, _END_OF_CHANNEL = "<|channel|>analysis", "<|end|>"
+_THOUGHT = re.compile(r"(?:\A|(?<=\|>))[^<>]*<\|channel\|>\s*analysis[^<]*(?:<\|message\|>)?")
 
 
 def thinking_mode(value: Any) -> Thinking:
@@ -63,12 +65,17 @@ def thinking_fault(mode: Thinking, reply: Reply, renderer: ChatRenderer) -> str 
     if mode == "auto":
         return None
     opening, closing = renderer.think_tags
-    if reply.thinking is None and opening not in reply.content:
+    in_channels = _speaks_in_channels(renderer)
+    in_content = not in_channels and opening in reply.content  # a tag in a channel's text is a word
+    if reply.thinking is None and not in_content:
         return "no_thinking" if mode == "required" else None
     thought = (reply.thinking or "").strip()
-    if mode == "forbidden" and (thought or opening in reply.content):
+    if mode == "forbidden" and (thought or in_content):
         return "thinking_forbidden"
-    end = _end_of_thinking(reply.text, opening, closing)
+    if in_channels:
+        end = reply.text.find(_END_OF_CHANNEL, _last_thought(reply.text))
+    else:
+        end = reply.text.find(closing, max(reply.text.rfind(opening), 0))
     if end < 0:
         return "unclosed_think"
     if mode == "required":
@@ -82,11 +89,10 @@ def thinking_fault(mode: Thinking, reply: Reply, renderer: ChatRenderer) -> str 
     return None if begun else "thinking_too_long"
 
 
-def _end_of_thinking(text: str, opening: str, closing: str) -> int:
-    """Returns where the tag that closes the last thought begins; -1 where that thought is open."""
-    if _ANALYSIS in text:
-        return text.find(_END_OF_CHANNEL, text.rfind(_ANALYSIS))
-    return text.find(closing, max(text.rfind(opening), 0))
+def _last_thought(text: str) -> int:
+    """Returns where the last thought in channels begins; a call may go through the same channel."""
+    begins = [found.end() for found in _THOUGHT.finditer(text) if "to=" not in found[0]]
+    return begins[-1] if begins else len(text)
 
 
 def with_thinking(mode: Thinking, content: str, renderer: ChatRenderer) -> str:

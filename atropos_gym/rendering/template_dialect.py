@@ -32,7 +32,7 @@ from atropos_gym.rendering.template_reading import (
     think_tags,
     tool_dialect,
 )
-from atropos_gym.tokenizers.control_text import ControlText
+from atropos_gym.tokenizers.control_text import ControlText, well_formed
 from atropos_gym.tokenizers.hf import HFTokenizer
 from atropos_gym.tokenizers.plain_encoding import PlainEncoder
 
@@ -225,7 +225,7 @@ class TemplateDialect:
         form = self._form_of(before or "user")
         by_role = form.kind in ("header", "tool_call")
         ending = [form.close] if before is not None and by_role else self._probed.ending
-        return [*self._sayable.encode(text, at_start=False), *ending]
+        return [*self._sayable.encode(well_formed(text), at_start=False), *ending]
 
     def said(
         self, messages: _Messages, tools: Any = None, *, first: bool, speak: bool, size: int

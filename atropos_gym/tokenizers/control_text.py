@@ -152,6 +152,7 @@ class ControlText:
 
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of text that nobody has marked, as if there were no control tokens."""
+        text = well_formed(text)
         spelled = any(first in text for first in self._firsts) and self._spelled.search(text)
         if spelled or self._is_disguised(text):
             return self.plain.encode(text)

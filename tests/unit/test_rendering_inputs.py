@@ -371,6 +371,11 @@ def test_halves_of_a_character_are_replaced() -> None:
         assert ids == renderer.prompt([{"role": "user", "content": "a\ufffd"}])
         whole = renderer.prompt([{"role": "user", "content": "\ud83d\ude42"}])
         assert whole == renderer.prompt([{"role": "user", "content": "🙂"}])
+        assert renderer.say("a\ud83d") == renderer.say("a\ufffd")
+        assert renderer.say("\ud83d\ude42") == renderer.say("🙂")
+        assert renderer.tokenizer.encode("a\ud83d") == renderer.tokenizer.encode("a\ufffd")
+        answered = [{"role": role, "content": "a\udc00"} for role in ("user", "assistant")]
+        assert len(renderer.transcript(answered)[0]) == len(renderer.spans(answered))
 
 
 def test_objects_in_a_message_are_not_written() -> None:

@@ -198,6 +198,22 @@ def test_02d_harmony_thinks_in_a_channel() -> None:
     assert fault(99, thought) == fault("required", thought) == ("", "unclosed_think")
     assert fault("required", "<|channel|>final<|message|>4") == ("", "no_thinking")
     assert fault("forbidden", "<|channel|>final<|message|>4") == ("4", None)
+    # Think tags are words here, and a call that goes through the channel of thoughts is none.
+    for mode in ("forbidden", 3):
+        assert fault(mode, "<|channel|>final<|message|>no <think>") == ("no <think>", None)
+    for call in (
+        "<|channel|>analysis to=python code<|message|>1",
+        " to=python<|channel|>analysis<|message|>1",
+    ):
+        assert fault("required", f"{thought}<|end|><|start|>assistant{call}") == ("", None)
+        assert fault("forbidden", call) == ("", None)
+        assert fault("required", call) == ("", "no_thinking")
+
+
+def test_02e_a_channel_is_a_word_where_a_family_has_none() -> None:
+    text = "<think>\n<|channel|>analysis\n</think>\n\n4"
+    for mode in ("required", 60):
+        assert ask(mode, text)[0].content == "4"
 
 
 # --- 5: the limit, in sampled ids ---
