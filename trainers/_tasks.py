@@ -91,7 +91,7 @@ def _make_task(env: Any, tokenizer: Tokenizer, env_kwargs: Mapping[str, Any] | N
             kwargs.setdefault("tokenizer", tokenizer)
         if isinstance(env, str):
             check_id(env)
-        made = gymnasium.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
+        made = _made(env, kwargs)
         task = Task(env, made, weight, kwargs)
     elif isinstance(env, gymnasium.Env):
         if kwargs:
@@ -116,6 +116,18 @@ def _make_task(env: Any, tokenizer: Tokenizer, env_kwargs: Mapping[str, Any] | N
             "make the environment with the policy's"
         )
     return task
+
+
+def _made(env: str | type[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return gymnasium.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
+    except TypeError as error:
+        if "unexpected keyword argument 'tokenizer'" not in str(error):
+            raise
+        raise ConfigError(
+            f"{env!r} takes no tokenizer=: wrap a simulator in GymTextEnv; a TextEnv's __init__ hands "
+            "**keywords on to super().__init__(**keywords)"
+        ) from error
 
 
 def vec_env_of(tasks: list[Task], tokenizer: Tokenizer, max_context: int) -> VecEnv:

@@ -6,6 +6,7 @@ Model, adapter, engine, folders, acting, scoring, saving and loading. What is le
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections import deque
@@ -22,7 +23,7 @@ from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from atropos_gym.engines.base import Engine, SamplingParams
-from atropos_gym.errors import ConfigError
+from atropos_gym.errors import ConfigError, MissingData
 from atropos_gym.tokenizers import Tokenizer
 from atropos_gym.trainers._model import base_model, max_context_of, tokenizer_of
 from atropos_gym.trainers._parts import Parts, RunFolder, save_whole
@@ -357,7 +358,12 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
             print_system_info: see SB3.
             force_reset: see SB3.
             **kwargs: settings to change, such as ``folder=`` or ``server=``.
+
+        Raises:
+            MissingData: there is no such file.
         """
+        if isinstance(path, (str, Path)) and not any(map(os.path.exists, (path, f"{path}.zip"))):
+            raise MissingData(f"no saved learner in {str(path)!r}; save() writes one")
         kwargs = {"server": None, "folder": None, "metrics_path": None, "tokenizer_name": None, **kwargs}
         model: Self = super().load(
             path, None, device, custom_objects, print_system_info, force_reset, **kwargs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,7 +19,7 @@ from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError
 from atropos_gym.trainers import _learning
 from atropos_gym.trainers._parts import torch_threads
-from atropos_gym.trainers._settings import check_settings
+from atropos_gym.trainers._settings import check_count, check_settings
 from atropos_gym.trainers._tasks import answers_of
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.advantages import Baseline, Scale
@@ -246,8 +247,7 @@ class GRPO(LMAlgorithm):
         tasks = self._parts.tasks
         if not tasks:
             raise ConfigError("warm_up needs transcripts of an environment: give env= besides the server")
-        if steps < 1:
-            raise ConfigError(f"steps of a lesson must be >= 1, got {steps}")
+        check_count("steps of a lesson", steps, least=1)
         tiny = self.model_name == TINY
         if tiny and (self.version > 0 or self.engine_spec != "hf"):
             raise ConfigError(
@@ -308,6 +308,10 @@ class GRPO(LMAlgorithm):
         """
         if (total_timesteps is None) == (updates is None):
             raise ConfigError("give learn() one of total_timesteps and updates=")
+        if updates is not None:
+            check_count("updates", updates)
+        elif not (isinstance(total_timesteps, Real) and total_timesteps >= 0):
+            raise ConfigError(f"total_timesteps must be a number >= 0, got {total_timesteps!r}")
         if self.env is None:
             raise ConfigError("there is nothing to learn: give env= or server=, or call set_env()")
         if self.model_name == TINY and self.lessons == 0:

@@ -112,14 +112,25 @@ def as_prompts(observation: Any) -> tuple[list[list[int]], bool]:
     """
     if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
         raise TypeError("predict() takes the observation alone: obs, info = env.reset(); predict(obs)")
-    if isinstance(observation, np.ndarray) and observation.dtype != object:
-        if not np.issubdtype(observation.dtype, np.integer):
-            raise TypeError(f"an observation is integer ids, got dtype {observation.dtype}")
-        if observation.ndim == 1:
-            return [observation.tolist()], True
-    if isinstance(observation, Sequence) and observation and isinstance(observation[0], (int, np.integer)):
-        return [[int(i) for i in observation]], True
-    return [np.asarray(prompt, dtype=np.int64).tolist() for prompt in observation], False
+    if isinstance(observation, np.ndarray) and observation.dtype != object and observation.ndim == 1:
+        return [_ids(observation)], True
+    if isinstance(observation, (str, bytes, Mapping)) or not isinstance(observation, (Sequence, np.ndarray)):
+        raise TypeError(
+            f"an observation is a prompt's ids, or a batch of them, got {type(observation).__name__} "
+            f"{observation!r:.60}: env.reset() returns one"
+        )
+    if len(observation) and isinstance(observation[0], (int, np.integer)):
+        return [_ids(observation)], True
+    return [_ids(prompt) for prompt in observation], False
+
+
+def _ids(prompt: Any) -> list[int]:
+    """Returns one prompt's ids as Python's ints."""
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        what = f"{ids.ndim} dimensions of {ids.dtype}" if ids.ndim != 1 else f"dtype {ids.dtype}"
+        raise TypeError(f"an observation is integer ids, got {what}")
+    return [int(i) for i in ids]
 
 
 class BaseState:

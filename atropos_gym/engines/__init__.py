@@ -41,6 +41,8 @@ def make_engine(
         >>> engine.model
         'scripted'
     """
+    if not isinstance(spec, str):
+        raise ConfigError(f'engine must be "hf:PATH" or "scripted", got {type(spec).__name__}')
     kind, _, path = spec.partition(":")
     if kind == "hf":
         if path and model is not None and str(model) != path:

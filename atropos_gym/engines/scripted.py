@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +108,11 @@ class ScriptedEngine(ServesVersions):
         faults: Mapping[int, Fault] | Callable[[int], Fault | None] | None = None,
         logprob: Callable[[Sequence[int], Sequence[int], int, int], float] = derived_logprob,
     ) -> None:
+        if not callable(script) and not isinstance(script, Mapping):
+            raise ConfigError(
+                "script must be a function (prompt_ids, params, call_number) -> ids, or a table of ids by "
+                f"prompt, got {type(script).__name__}"
+            )
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
         self.model = model
         self.max_context = max_context
@@ -187,8 +194,9 @@ class ScriptedEngine(ServesVersions):
         if isinstance(said, Completion):
             return replace(said, version=version)
         room = self.max_context - len(prompt)
-        self._check_ids(said, "the script's answer")
-        ids = _as_sampled([int(i) for i in said], params.stop_ids, min(params.max_tokens, room))
+        answer = _ids_of(said)
+        self._check_ids(answer, "the script's answer")
+        ids = _as_sampled(answer, params.stop_ids, min(params.max_tokens, room))
         greedy = params.temperature == 0
         logprobs = tuple(self._logprob(prompt, ids, i, version) for i in range(len(ids)))
         finish: FinishReason = "stop" if ids and ids[-1] in params.stop_ids else "length"
@@ -213,6 +221,17 @@ class ScriptedEngine(ServesVersions):
     async def close(self) -> None:
         """Refuses everything from now on; idempotent."""
         self._versions.close()
+
+
+def _ids_of(said: Any) -> list[int]:
+    """Returns a script's answer as ids; text is refused, since its ids are the script's to choose."""
+    if not isinstance(said, (str, bytes)):
+        with suppress(TypeError):
+            return [index(i) for i in said]
+    raise EngineError(
+        f"a script answers with ids or a Completion, got {type(said).__name__} {said!r:.60}; "
+        "ChatRenderer.say(text) gives the ids of a text"
+    )
 
 
 def _as_sampled(ids: Sequence[int], stop_ids: Sequence[int], most: int) -> tuple[int, ...]:

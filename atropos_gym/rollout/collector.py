@@ -10,6 +10,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
@@ -87,6 +88,8 @@ class GroupCollector:
         blocking: bool | None = None,
     ) -> None:
         _check(group_size, concurrency, score, on_partial, deadline)
+        if not hasattr(engine, "generate"):
+            raise ConfigError(f"engine must be an engine, such as make_engine() returns, got {engine!r:.60}")
         self.engine = engine
         self.group_size = group_size
         self.concurrency = concurrency
@@ -159,8 +162,8 @@ class GroupCollector:
 
     async def acollect(self, n: int, *, first_number: int | None = None) -> list[EpisodeGroup]:
         """Does what ``collect`` does, in the running event loop."""
-        if n < 0:
-            raise ConfigError(f"collect(n) needs n >= 0, got {n}")
+        if not isinstance(n, Integral) or n < 0:
+            raise ConfigError(f"collect(n) needs a whole number n >= 0, got {n!r}")
         run = self._open(first_number, limit=n)
         groups = []
         try:

@@ -787,3 +787,13 @@ def test_an_unknown_id_is_one_line_with_the_nearest() -> None:
         GroupCollector("atropos/Blackjak-v0", saying("x"))
     with pytest.raises(ConfigError, match="names the module 'no_such_module'"):
         GroupCollector("no_such_module:Thing-v0", saying("x"))
+
+
+def test_an_engine_and_a_number_of_groups_are_what_they_are_called() -> None:
+    with pytest.raises(ConfigError, match="engine must be an engine, such as make_engine"):
+        GroupCollector("atropos/Blackjack-v0", "hf:x")  # type: ignore[arg-type]
+    collector = GroupCollector("atropos/Blackjack-v0", saying("x"))
+    for n in ("2", -1, 1.5):
+        with pytest.raises(ConfigError, match=r"collect\(n\) needs a whole number n >= 0, got"):
+            collector.collect(n)  # type: ignore[arg-type]
+    collector.close()

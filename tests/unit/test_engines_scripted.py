@@ -138,3 +138,20 @@ def test_limits_are_those_of_a_model() -> None:
         ask(engine, [1], n=0)
     with pytest.raises(EngineError, match="the script's answer has id 999 at position 1"):
         ask(ScriptedEngine(lambda *_: [1, 999]), [1])
+
+
+@pytest.mark.parametrize("said", ["hit", b"hit", ["hit"], None, 3, [1.5]])
+def test_an_answer_that_is_no_ids_is_named(said: Any) -> None:
+    with pytest.raises(EngineError, match=r"a script answers with ids or a Completion, got .*say\(text\)"):
+        ask(ScriptedEngine(lambda *_: said), [1])
+
+
+@pytest.mark.parametrize("script", ["hit", [1, 2], None])
+def test_a_script_is_a_function_or_a_table(script: Any) -> None:
+    with pytest.raises(ConfigError, match="script must be a function .* or a table"):
+        ScriptedEngine(script)
+
+
+def test_an_engines_name_is_a_word() -> None:
+    with pytest.raises(ConfigError, match='"hf:PATH" or "scripted", got int'):
+        make_engine(5)  # type: ignore[arg-type]

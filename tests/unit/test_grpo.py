@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,6 +265,41 @@ def test_predict_takes_one_prompt_or_a_batch(model: GRPO) -> None:
 def test_predict_refuses_what_reset_returns(model: GRPO) -> None:
     with pytest.raises(TypeError, match="takes the observation alone"):
         model.predict(Say().reset(seed=0))
+
+
+@pytest.mark.parametrize("observation", ["hi", b"hi", None, 3, {"a": 1}, [1, 2.5], [[1], [0.5]], [[[1]]]])
+def test_predict_refuses_what_is_no_ids(model: GRPO, observation: Any) -> None:
+    with pytest.raises(TypeError, match="an observation is "):
+        model.predict(observation)
+
+
+def test_what_is_no_number_of_steps_is_refused(model: GRPO) -> None:
+    for updates in (-1, 1.5, "3"):
+        with pytest.raises(ConfigError, match="updates must be a whole number >= 0, got"):
+            model.learn(updates=updates)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="total_timesteps must be a number >= 0, got 'x'"):
+        model.learn("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="steps of a lesson must be a whole number >= 1, got '9'"):
+        model.warm_up("9")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"learning_rate": -1}, "learning_rate must be a number >= 0 or a schedule, got -1"),
+        ({"learning_rate": "x"}, "learning_rate must be a number >= 0 or a schedule, got 'x'"),
+        ({"seed": "a"}, "seed must be a whole number >= 0, got 'a'"),
+        ({"env": "CartPole-v1"}, "'CartPole-v1' takes no tokenizer=: wrap a simulator in GymTextEnv"),
+    ],
+)
+def test_what_a_learner_is_made_of_is_checked(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make(**fields)
+
+
+def test_a_learner_that_was_not_saved_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MissingData, match="no saved learner in '.*nothing.zip'"):
+        GRPO.load(tmp_path / "nothing.zip")
 
 
 def test_predict_follows_the_learner(model: GRPO) -> None:
