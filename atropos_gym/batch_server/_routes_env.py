@@ -97,6 +97,8 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
             store.count_refused(one.env_id, 1)
         raise HTTPException(422, problem_details(refusal.problems, ("body",), many=many)) from None
     desk.notify()
+    for listener in desk.audience:
+        listener.received(incoming, receipts, now)
     answer = _list_answer(receipts) if many else _group_answer(receipts[0])
     if unknown := sorted({name for one in incoming for name in one.unknown_fields}):
         answer["unknown_fields"] = unknown

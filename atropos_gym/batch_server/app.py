@@ -11,11 +11,14 @@ from fastapi.responses import JSONResponse
 
 from atropos_gym.batch_server._asgi import Bodies, Saved
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._routes_dashboard import dashboard_routes
 from atropos_gym.batch_server._routes_env import env_routes
 from atropos_gym.batch_server._routes_info import info_routes
 from atropos_gym.batch_server._routes_trainer import trainer_routes
 from atropos_gym.batch_server.access import Access, Guard
 from atropos_gym.batch_server.clock import Clock, SystemClock
+from atropos_gym.batch_server.dashboard import Dashboard
+from atropos_gym.batch_server.dashboard.watch import Pulse
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.refusals import Conflict, Unknown
 from atropos_gym.batch_server.store import MemoryStore, Store
@@ -28,6 +31,8 @@ def create_app(
     limits: Limits | None = None,
     clock: Clock | None = None,
     access: Access | None = None,
+    *,
+    tokenizer: str | None = None,
 ) -> FastAPI:
     """Builds the server; two of them can live in one process.
 
@@ -36,6 +41,7 @@ def create_app(
         limits: what it allows; the store's by default, else they become the store's too.
         clock: what time it is; the system's by default.
         access: who may ask; whoever reaches it on this machine by default.
+        tokenizer: name or folder of what the dashboard shows ids with; by number by default.
 
     Returns:
         The application. Its ``state.desk.close()`` lets every held request answer at once.
@@ -51,10 +57,14 @@ def create_app(
     app.state.desk = desk
     for routes in (env_routes, trainer_routes, info_routes):  # what is called most is looked at first
         app.include_router(routes(desk))
+    dashboard = Dashboard(desk, tokenizer)
+    desk.audience.append(dashboard)
+    app.include_router(dashboard_routes(dashboard))
     app.add_exception_handler(Conflict, _conflict)
     app.add_exception_handler(Unknown, _unknown)
     app.add_exception_handler(RequestValidationError, _query_refused)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(Pulse, look=dashboard.look)
     app.add_middleware(Saved, store=store)
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, desk=desk)

@@ -1,5 +1,5 @@
 "use strict";
-// Ids under the mouse or the arrow keys: what is known of one of them, said at the foot of a page.
+// What pages of rows share: telling of an id, marking what was searched for, keys.
 
 // Lets the keyboard reach the ids of what was just drawn.
 function makeFocusable(body) {
@@ -54,4 +54,44 @@ function tellOfIds(list, about) {
   });
 
   return tell;
+}
+
+// Marks a text in the episodes that are open, in lower case; it may run over many ids.
+function markText(list, wanted) {
+  if (!globalThis.Highlight) return;
+  const found = new Highlight();
+  for (const pre of wanted ? list.querySelectorAll("details[open] pre") : []) {
+    const places = [];  // of each character: its node and offset
+    let said = "";
+    for (const id of pre.children) {
+      const node = id.firstChild;
+      for (let at = 0; node && at < node.data.length; at++) {
+        if (node.data[at] === "⏎" && node.data[at + 1] === "\n") continue;
+        said += node.data[at].toLowerCase()[0];
+        places.push([node, at]);
+      }
+    }
+    for (let at = said.indexOf(wanted); at >= 0; at = said.indexOf(wanted, at + wanted.length)) {
+      const range = new Range(), [last, end] = places[at + wanted.length - 1];
+      range.setStart(...places[at]);
+      range.setEnd(last, end + 1);
+      found.add(range);
+    }
+  }
+  CSS.highlights.set("found", found);
+}
+
+// Keys: / finds, j and k go through the episodes, Escape closes what is told of an id.
+function episodeKeys(list, find, tell) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { tell(null); if (event.target.matches("input")) event.target.blur(); return; }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input[type=search],select")) return;
+    if (event.key === "/") { event.preventDefault(); find.focus(); }
+    if (event.key === "j" || event.key === "k") {
+      const heads = [...list.querySelectorAll("summary")];
+      const here = heads.indexOf(document.activeElement.closest("details.episode")?.querySelector("summary"));
+      const next = heads[Math.min(heads.length - 1, Math.max(0, here + (event.key === "j" ? 1 : -1)))];
+      if (next) { next.focus(); next.scrollIntoView({ block: "nearest" }); }
+    }
+  });
 }
