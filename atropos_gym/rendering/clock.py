@@ -5,21 +5,37 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from atropos_gym.errors import ConfigError
 
-__all__ = ["pin_clock", "pinned_day"]
+__all__ = ["on_day", "pin_clock", "pinned_day"]
 
 _DIRECTIVE = re.compile(r"%-?[A-Za-z]")
 _DAY_FORMS = ("%Y-%m-%d", "%d %b %Y", "%d %B %Y")
+_day: ContextVar[datetime.date | None] = ContextVar("day", default=None)
+
+
+@contextmanager
+def on_day(day: datetime.date | None) -> Iterator[None]:
+    """Makes clocks that are pinned in this block show ``day``; None leaves them at today's.
+
+    A renderer that another process makes anew, perhaps after midnight, keeps its day.
+    """
+    token = _day.set(day)
+    try:
+        yield
+    finally:
+        _day.reset(token)
 
 
 def pinned_day(kwargs: Mapping[str, Any], reads_date_string: bool, name: str) -> datetime.date:
     """Returns the day that a template's clock shows.
 
-    It is today's, at construction; or ``date_string`` of the template's variables, where the template calls
+    It is today's, at construction (or that of ``on_day``); or ``date_string`` of the template's variables, where the template calls
     the clock and does not read that name itself.
 
     Raises:
@@ -31,7 +47,7 @@ def pinned_day(kwargs: Mapping[str, Any], reads_date_string: bool, name: str) ->
     """
     wanted = kwargs.get("date_string")
     if wanted is None or reads_date_string:
-        return datetime.date.today()
+        return _day.get() or datetime.date.today()
     for form in _DAY_FORMS:
         try:
             return datetime.datetime.strptime(str(wanted), form).date()

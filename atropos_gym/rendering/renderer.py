@@ -8,6 +8,7 @@ sampled ids are.
 
 from __future__ import annotations
 
+import datetime
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import Reply, ToolCall
 from atropos_gym.rendering.bytes_dialect import BytesDialect
+from atropos_gym.rendering.clock import on_day
 from atropos_gym.rendering.dialect import Dialect
 from atropos_gym.rendering.reply_text import split_channels, split_thinking
 from atropos_gym.rendering.said import (
@@ -379,15 +381,16 @@ class ChatRenderer:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.tokenizer, self._arguments)
+        return _rebuild, (self.tokenizer, self._arguments, self._dialect.identity.get("date"))
 
     def __repr__(self) -> str:
         return f"ChatRenderer({self.tokenizer.name!r}, past={self.past!r})"
 
 
-def _rebuild(tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> ChatRenderer:
-    """Unpickles a renderer from its arguments."""
-    return ChatRenderer(tokenizer, **arguments)
+def _rebuild(tokenizer: Tokenizer, arguments: Mapping[str, Any], day: str | None = None) -> ChatRenderer:
+    """Unpickles a renderer from its arguments and the day that its template's clock shows."""
+    with on_day(None if day is None else datetime.date.fromisoformat(day)):
+        return ChatRenderer(tokenizer, **arguments)
 
 
 _cache: dict[int, ChatRenderer] = {}

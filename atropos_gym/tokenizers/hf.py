@@ -45,6 +45,7 @@ class HFTokenizer:
         eos_ids: every end id known without looking at a template.
         config_eos_ids: those of them that the generation config names.
         rows_known: the rows are the model's own, not just the tokenizer's length.
+        given_template: the chat template of the processor around it.
 
     Raises:
         ConfigError: a tokenizer written in Python that does not take text apart as transformers expects.
@@ -68,7 +69,7 @@ class HFTokenizer:
             self.backend = _slow_backend(hf, name)
         self.rows = rows
         self.rows_known = rows_known
-        self._template = template
+        self.given_template = template
         self._source = source
         own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
         self.config_eos_ids: tuple[int, ...] = tuple(map(int, eos_ids))
@@ -83,7 +84,7 @@ class HFTokenizer:
     @property
     def chat_template(self) -> Any:
         """Jinja source, a dict of several by name, or None."""
-        return getattr(self.hf, "chat_template", None) or self._template
+        return getattr(self.hf, "chat_template", None) or self.given_template
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -161,7 +162,7 @@ class HFTokenizer:
         if self._source is not None:
             name, rows = self._source
             return _reload, (name, rows)
-        return wrap_hf, (self.hf, self.rows if self.rows_known else None, self._template)
+        return wrap_hf, (self.hf, self.rows if self.rows_known else None, self.given_template)
 
     def __repr__(self) -> str:
         return f"HFTokenizer({self.name!r}, rows={self.rows})"
@@ -294,12 +295,28 @@ def wrap_hf(hf: Any, rows: int | None = None, template: Any = None) -> HFTokeniz
     # The view keeps the object alive, so its id is never reused.
     known, state = _wrapped.get(id(hf), (None, None))
     now = copy.deepcopy((len(hf), getattr(hf, "chat_template", None), hf.bos_token_id, hf.eos_token_id))
-    if known is None or state != now or rows not in (None, known.rows):
+    told = known is not None and rows in (None, known.rows) and template in (None, known.given_template)
+    if known is None or state != now or not told:
         name = str(getattr(hf, "name_or_path", "") or type(hf).__name__)
         folder = name if Path(name).is_dir() and name != type(hf).__name__ else None
         known = _with_model_files(hf, name, source=None, rows=rows, folder=folder, template=template)
+        if rows is None and folder is not None and known.rows < len(hf) and _grew(hf, folder):
+            known = HFTokenizer(
+                hf,
+                name,
+                len(hf),
+                source=None,
+                eos_ids=known.config_eos_ids,
+                rows_known=False,
+                template=template,
+            )
         _wrapped[id(hf)] = known, now
     return known
+
+
+def _grew(hf: Any, folder: str) -> bool:
+    """Returns whether tokens were added since a tokenizer was loaded: its model's files know none of them."""
+    return len(load_tokenizer(folder)) < len(hf)
 
 
 _backends: dict[int, tuple[Any, Any]] = {}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from atropos_gym.errors import ConfigError, NewSegment, TemplateError
 from atropos_gym.messages import ToolCall
 from atropos_gym.rendering import ChatRenderer, chat_renderer
+from atropos_gym.rendering.clock import on_day
 from atropos_gym.tokenizers.control_text import ControlText
 from tests.tools import imitation_tokenizers as imitation
 from tests.tools import rendering_cases as cases
@@ -369,6 +370,20 @@ def test_the_date_is_pinned_at_construction(monkeypatch: pytest.MonkeyPatch) -> 
     assert today in text
     assert "2100" not in text
     # A page turned at midnight between import and construction would be a difference of one day only.
+
+
+def test_a_renderer_keeps_its_day_in_another_process() -> None:
+    with on_day(datetime.date(2024, 7, 26)):
+        renderer = ChatRenderer(imitation.tiny_tokenizer(imitation.DATED))
+    prompt = renderer.prompt([user("Hi")])
+    assert "2024-07-26" in renderer.tokenizer.decode(prompt)
+    twin = pickle.loads(pickle.dumps(renderer))
+    assert twin is not renderer
+    assert twin.prompt([user("Hi")]) == prompt
+    assert twin.fingerprint == renderer.fingerprint
+    again = pickle.loads(pickle.dumps(twin))
+    assert again.fingerprint == renderer.fingerprint
+    assert ChatRenderer(imitation.tiny_tokenizer(imitation.DATED)).fingerprint != renderer.fingerprint
 
 
 # --- reading turns ---

@@ -83,6 +83,32 @@ def test_an_object_from_a_folder_finds_its_models_files(tmp_path: Path) -> None:
     assert tokenizer.fingerprint == fingerprint(tmp_path)
 
 
+def test_rows_of_a_file_are_not_those_of_a_tokenizer_that_grew(tmp_path: Path) -> None:
+    """Whoever adds tokens gives the model rows for them; a folder that lacks rows is still found out."""
+    from transformers import AutoTokenizer
+
+    hf = tiny_tokenizer()
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(hf)}))
+    grown = AutoTokenizer.from_pretrained(tmp_path)
+    grown.add_tokens(["<|stop|>"], special_tokens=True)
+    stop = len(hf)
+    tokenizer: Any = load_tokenizer(grown)
+    assert (tokenizer.rows, tokenizer.rows_known) == (stop + 1, False)
+    renderer = ChatRenderer(grown, template=CHATML.replace("<|im_end|>", "<|stop|>"), stop_ids=[stop])
+    assert renderer.prompt(USER).count(stop) == 1
+    assert load_tokenizer(grown, rows=stop + 9).rows == stop + 9
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(hf) - 5}))
+    short: Any = load_tokenizer(AutoTokenizer.from_pretrained(tmp_path))
+    assert (short.rows, short.rows_known) == (len(hf) - 5, True)
+
+
+def test_a_processors_template_is_seen_after_its_tokenizer_was(tmp_path: Path) -> None:
+    bare = tiny_tokenizer(None)
+    load_tokenizer(bare)
+    assert ChatRenderer(Processor(bare, CHATML)).prompt(USER) == ChatRenderer(tiny_tokenizer()).prompt(USER)
+
+
 def test_a_vocabulary_with_holes_ends_behind_its_last_id() -> None:
     from tokenizers import AddedToken
 
