@@ -35,8 +35,8 @@ def on_day(day: datetime.date | None) -> Iterator[None]:
 def pinned_day(kwargs: Mapping[str, Any], reads_date_string: bool, name: str) -> datetime.date:
     """Returns the day that a template's clock shows.
 
-    It is today's, at construction (or that of ``on_day``); or ``date_string`` of the template's variables, where the template calls
-    the clock and does not read that name itself.
+    It is today's, at construction (or that of ``on_day``); or ``date_string`` of the template's variables,
+    where the template calls the clock and does not read that name itself.
 
     Raises:
         ConfigError: a ``date_string`` that is no day.
