@@ -51,6 +51,7 @@ def serve(
     limits: Limits | None = None,
     access: Access | None = None,
     insecure: bool = False,
+    tokenizer: str | None = None,
     ready: Callable[[str], None] | None = None,
     ready_file: Path | None = None,
     log_level: str = "warning",
@@ -65,12 +66,13 @@ def serve(
         limits: what it allows.
         access: tokens that callers must show, and foreign pages that may ask; nobody needs one by default.
         insecure: listen on an address that others can reach, without any token.
+        tokenizer: name or folder of what the dashboard shows ids with; by number by default.
         ready: called with the URL once the server answers; prints a line by default.
         ready_file: gets the URL once the server answers; removed at the end.
         log_level: uvicorn's.
 
     Raises:
-        ConfigError: address or store cannot be used; one line that says why and what to do.
+        ConfigError: address, store or tokenizer cannot be used; one line that says why and what to do.
     """
     access = access or Access()
     if not is_loopback(host) and access.token is None and not insecure:
@@ -78,6 +80,10 @@ def serve(
             f"host {host!r} can be reached from other machines and there is no token: set {TOKEN_VARIABLE} "
             "or --token, use 127.0.0.1, or --insecure (insecure=True) where the network is trusted"
         )
+    if tokenizer is not None:
+        from atropos_gym.tokenizers import load_tokenizer  # may bring transformers along
+
+        load_tokenizer(tokenizer)  # a wrong name is told before anything is opened
     listener = _listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     try:
@@ -89,7 +95,7 @@ def serve(
     if insecure:
         limits = _any_host(limits)
     keep_freed_memory()
-    app = create_app(store, limits, access=access)
+    app = create_app(store, limits, access=access, tokenizer=tokenizer)
 
     def announce() -> None:
         (ready or _print_ready)(url)

@@ -162,6 +162,9 @@ class Config(BaseModel):
     """Wait for the disk before a group is called received: then it survives a power failure too, not only a
     crash of the server."""
 
+    tokenizer: str | None = _setting(None, "server", "serve")
+    """Tokenizer, by name or folder, that the page at /dashboard shows ids with; null: it shows numbers."""
+
     # What the server allows. The defaults are right for most.
     hold_seconds: float = _setting(60.0, "server limits", "serve", ge=0, le=240)
     """How long a post is held while too much is queued: that slows environments down, and loses nothing."""

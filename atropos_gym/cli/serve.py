@@ -24,7 +24,15 @@ def run(command: Command) -> int:
     origins = [one.strip() for one in (config.cors_origin or "").split(",") if one.strip()]
     access = Access.find(config.token, config.env_token, origins)
     limits = _limits(config)
-    serve(config.host, config.port, store=store, limits=limits, access=access, insecure=config.insecure)
+    serve(
+        config.host,
+        config.port,
+        store=store,
+        limits=limits,
+        access=access,
+        insecure=config.insecure,
+        tokenizer=config.tokenizer,
+    )
     return 0
 
 
