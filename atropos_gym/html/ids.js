@@ -26,7 +26,7 @@ function tellOfIds(list, about) {
       const line = document.createElement("div");
       const add = (label, value) => { const item = document.createElement("div"); const dim = document.createElement("span"); dim.textContent = label + " "; item.append(dim, value); line.append(item); };
       const piece = document.createElement("code");
-      piece.textContent = id.textContent.replaceAll("⏎\n", "⏎") + (ids.length > 1 ? ` (${index + 1} of ${ids.length})` : "");
+      piece.textContent = id.textContent.replaceAll("⏎\n", "⏎").replaceAll(" ", "␣") + (ids.length > 1 ? ` (${index + 1} of ${ids.length})` : "");
       line.append(piece);
       add("id", number);
       add("position", position + index);
