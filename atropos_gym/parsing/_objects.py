@@ -14,10 +14,10 @@ __all__ = ["KEY", "read_object"]
 
 KEY = "action"
 
-# A brace in prose, such as {6} or \boxed{hit}, begins no object; {"a", {'a', {action: and {} do, and so does
-# a brace with nothing behind it.
+# A brace in prose, such as {6} or \boxed{hit}, begins no object; {"a", {'a', {action: and {} do, and so do
+# a brace before another one, as in {{ and {key: {, and one with nothing behind it.
 _OBJECT_OR_MARKER = re.compile(
-    r"(?P<object>\{(?=\s*(?:[\"'}\u201c\u2018]|action\s{0,8}:|/[/*]|\Z)))"
+    r"(?P<object>\{(?=\s*(?:[\"'{}\u201c\u2018]|action\s{0,8}:|[A-Za-z_]\w{0,40}\s{0,8}:\s{0,8}\{|/[/*]|\Z)))"
     rf"|(?P<marker>(?:{TURN_MARKER.pattern}))",
     TURN_MARKER.flags,
 )

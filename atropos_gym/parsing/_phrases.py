@@ -27,8 +27,8 @@ __all__ = ["read_bare_word", "read_list", "read_number"]
 
 _PHRASE = re.compile(
     r"\b(?:action|move|answer|choice)[*_`\"]{0,4}\s{0,8}(?:is\b\s{0,8}:?|[:=])"
-    r"|\bI(?:\s{1,8}will|['\u2019]ll)?\s{1,8}(?:choose|pick|select|go\s{1,8}with|play)\b"
-    r"|\bchoosing\b",
+    r"|\bI(?:\s{1,8}will|['\u2019]ll)?\s{1,8}(?:choose|pick|select|go\s{1,8}with|play)\b(?:\s{0,8}:)?"
+    r"|\bchoosing\b(?:\s{0,8}:)?",
     re.I | re.A,
 )
 _NEGATED = re.compile(
@@ -174,6 +174,8 @@ def _read_lists(
         if read.flaw is not None:
             return invalid(read.flaw)
         written = text[start : read.end].lstrip(WRAPPING)
+        if seen and not written.startswith("["):  # bare numbers are no list of containers
+            return invalid("several_actions")
         action = seen.get(written)
         if action is None:
             action = read_value(read.value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,9 @@ class Words:
         self.n, self.start, self.names = n, start, names
         self.values: dict[str, int] = {}
         for word, value in (*zip(names, range(start, start + n), strict=False), *aliases):
-            self._add(word, int(value))
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise ConfigError(f"the alias {word!r} must stand for an action's number, got {value!r}")
+            self._add(word, operator.index(value))
         words = sorted(self.values, key=len, reverse=True)
         body = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in words)
         self.pattern = re.compile(rf"(?<!{_TOUCH})(?:{body})(?!{_TOUCH})") if words else None
@@ -106,8 +109,31 @@ def _words(n: int, start: int, names: tuple[str, ...], aliases: _Aliases) -> Wor
     return Words(n, start, names, aliases)
 
 
+def _in_order(names: Any, start: int) -> tuple[str, ...]:
+    """The names in the order of their actions; a mapping says which is whose, either way round.
+
+    Raises:
+        TypeError: they have no order.
+    """
+    if names is None:
+        return ()
+    if isinstance(names, str | bytes | Set):
+        raise TypeError
+    if not isinstance(names, Mapping):
+        return tuple(names)
+    by_value = {value: word for word, value in names.items()}
+    if any(isinstance(value, str) for value in by_value):
+        by_value = dict(names)
+    in_order = [by_value.get(value) for value in range(start, start + len(names))]
+    if not all(isinstance(word, str) for word in in_order):
+        raise TypeError
+    return tuple(map(str, in_order))
+
+
 def find_words(
-    space: Discrete, names: Sequence[str] | None = None, aliases: Mapping[str, Any] | None = None
+    space: Discrete,
+    names: Sequence[str] | Mapping[Any, Any] | None = None,
+    aliases: Mapping[str, Any] | None = None,
 ) -> Words:
     """Returns the words of a space; the same object for the same words.
 
@@ -118,7 +144,7 @@ def find_words(
         return _words(
             int(space.n),
             int(space.start),
-            tuple(names) if names else (),
+            tuple(names) if isinstance(names, tuple | list) else _in_order(names, int(space.start)),
             tuple(aliases.items()) if aliases else (),
         )
     except (AttributeError, TypeError):

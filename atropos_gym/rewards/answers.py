@@ -7,7 +7,9 @@ other formulas go to a worker process, where they can be killed. Works in any th
 
 from __future__ import annotations
 
+import math
 import re
+from numbers import Real
 from typing import NoReturn
 
 from atropos_gym.errors import UnusableGold
@@ -34,8 +36,10 @@ def _gold_value(gold: object) -> str:
     Raises:
         UnusableGold: it is no text, or its value is too long to be anybody's answer.
     """
-    if isinstance(gold, bool) or not isinstance(gold, str | int | float):
+    if isinstance(gold, bool) or not isinstance(gold, str | Real):
         raise UnusableGold(f"the gold must be a text, got {type(gold).__name__}: fix or drop this row")
+    if isinstance(gold, Real) and not math.isfinite(gold):
+        raise UnusableGold(f"the gold must be a text or a finite number, got {gold}: fix or drop this row")
     text = plain_characters(str(gold))
     found = hashed(text) or boxed(text)
     value = text if found is None or not found.values else ", ".join(found.values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
@@ -87,6 +89,8 @@ def test_tag_says_why_there_is_no_action(completion: str, reason: str) -> None:
         ("The best action is: *stick*, since 20 is strong.", 0),
         ("Action: hit\nI hope for a five; stick would be weak.", 1),
         ("I choose stick. No, I choose hit.", 1),
+        ("I choose: hit", 1),
+        ("Choosing: **hit**.", 1),
         ("I would rather not stick, so hit", 1),
         ("hit\nObservation: you drew 5.\nstick", 1),
         ("Observation: you hold 12.\nhit", 1),
@@ -162,6 +166,11 @@ def test_illegal_is_told_apart_from_unreadable() -> None:
         ({"names": ("hit", "Hit")}, "stands for two actions"),
         ({"names": ("hit", "1")}, "must be a word"),
         ({"names": ("hit", "")}, "must be a word"),
+        ({"names": "ab"}, "names must be words"),
+        ({"names": {"stick", "hit"}}, "names must be words"),
+        ({"names": {"stick": 0, "hit": 2}}, "names must be words"),
+        ({"names": BLACKJACK, "aliases": {"card": "hit"}}, "must stand for an action's number, got 'hit'"),
+        ({"names": BLACKJACK, "aliases": {1: "card"}}, "must stand for an action's number, got 'card'"),
         ({"names": BLACKJACK, "aliases": {"card": 2}}, "but actions are 0 to 1"),
         ({"dialect": "hermes"}, "dialect belongs to tool calls"),
     ],
@@ -170,6 +179,23 @@ def test_a_wrong_declaration_is_refused(arguments: dict[str, Any], message: str)
     keywords = {"space": Discrete(2), "format": "tag", **arguments}
     with pytest.raises(ConfigError, match=message):
         parse_action("hit", **keywords)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["stick", "hit"],
+        np.array(BLACKJACK),
+        {"hit": 6, "stick": 5},
+        {6: "hit", 5: "stick"},
+        MappingProxyType({np.int64(6): "hit", np.int64(5): "stick"}),
+    ],
+)
+def test_names_and_legal_actions_come_in_any_container(names: Any) -> None:
+    space = Discrete(2, start=5)
+    for legal in (None, [6], {6}, np.array([6]), range(6, 7), (np.int32(6),)):
+        parsed = parse_action("<action>hit</action>", space, "tag", names=names, legal=legal)
+        assert parsed == ParsedAction(6, True) and type(parsed.value) is int
 
 
 # --- json ------------------------------------------------------------------------------------------------
@@ -220,6 +246,9 @@ def test_json_reads_the_last_object(completion: str, value: int) -> None:
         ('{"action": "hit",}', "bad_json"),
         ('{"action": "hit"', "cut_off"),
         ('{"action": "hit" "thought": 1}', "bad_json"),
+        ('{{"action": "hit"}}', "bad_json"),
+        ('{plan: {"action": "hit"}}', "bad_json"),
+        ('{"action": "stick"} no: {{"action": "hit"}}', "bad_json"),
         ('{"plan": {"action": "hit"},', "cut_off"),
         ('{"plan": {"action": "hit"},}', "bad_json"),
         ('{"action": NaN}', "not_finite"),

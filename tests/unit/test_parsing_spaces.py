@@ -199,6 +199,7 @@ def test_box_reads_one_list(completion: str, value: list[float]) -> None:
         (spaces.MultiBinary(2), "[1, 1.0]", "not_an_action"),
         (spaces.MultiBinary(2), "[1, 2]", "out_of_range"),
         (spaces.MultiBinary(2), "[1]", "wrong_shape"),
+        (spaces.Box(-1, 1, (1,)), "0.5 0.5", "several_actions"),
     ],
 )
 def test_box_says_why_there_is_no_action(space: Space[Any], completion: str, reason: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,10 +181,16 @@ def test_a_think_block_that_the_prompt_opened_must_be_closed(check: Callable[...
     assert check("3?</think>#### 4", "4", opened=True)
 
 
-@pytest.mark.parametrize("gold", ["", "####", "none", "3 or 4", "#### 3 4"])
-def test_a_gold_that_is_not_one_number_is_refused(gold: str) -> None:
+@pytest.mark.parametrize("gold", ["", "####", "none", "3 or 4", "#### 3 4", None, b"3", True, float("nan")])
+def test_a_gold_that_is_not_one_number_is_refused(gold: Any) -> None:
     with pytest.raises(UnusableGold):
         read_gold_number(gold)
+
+
+@pytest.mark.parametrize("gold", [5, 5.0, np.int64(5), np.float32(5)])
+def test_a_gold_may_be_a_number(gold: Any) -> None:
+    assert verify_number("#### 5", gold)
+    assert verify_math("#### 5", gold)
 
 
 @pytest.mark.parametrize("gold", ["", "  ", "####", r"\boxed{}"])
@@ -271,21 +278,28 @@ def test_nothing_that_a_completion_says_raises(text: str, gold: str) -> None:
     assert time.process_time() - started < 4.0
 
 
-@pytest.mark.parametrize(
-    "piece",
-    r"\boxed{|\boxed{1}|{|}|<answer>|####|the answer is |wait, |. No, |1 |1,| |Q:|<think>|</think>|$|answer:"
-    r"|1,234,|\boxed{1} and |\text{|I think |A or |London or |answer is not |no, |*|_|, - |\text{a}|5 cm |("
-    r"|$1$, |\(|1/|^{|oh, ".split("|")
-    + ["\n", "Q:\n", "<|", "answer is 1\n", "\u200b"],
-)
-@pytest.mark.parametrize("prefix", ["", "The answer is 5. "])
-def test_time_is_linear_in_the_length(piece: str, prefix: str) -> None:
-    text = prefix + piece * (100_000 // len(piece))
-    check_value = verify_number if prefix else verify_math  # they share all that depends on the length
-    for check in (check_value, lambda text, _: verify_choice(text, "B", OPTIONS)):
+REPEATED = [
+    *r"\boxed{|\boxed{1}|{|}|<answer>|####|the answer is |wait, |. No, |1 |1,| |Q:|<think>".split("|"),
+    *r"</think>|$|answer:|1,234,|\boxed{1} and |\text{|I think |A or |London or |answer is not ".split("|"),
+    *r"no, |*|_|, - |\text{a}|5 cm |(|$1$, |\(|1/|^{|oh, ".split("|"),
+    "|", "\n", "Q:\n", "<|", "answer is 1\n", "\u200b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", [verify_math, verify_number, verify_choice])
+def test_time_is_linear_in_the_length(check: Callable[..., Verdict]) -> None:
+    """Every text is tried short; a quadratic one would be among the slowest, which are tried long."""
+    extra = (OPTIONS,) if check is verify_choice else ()
+
+    def seconds(text: tuple[str, str], size: int) -> float:
+        long = text[0] + text[1] * (size // len(text[1]))
         started = time.process_time()
-        check(text, "5")
-        assert time.process_time() - started < 1.0
+        check(long, "B" if extra else "5", *extra)
+        return time.process_time() - started
+
+    tried = [(prefix, piece) for prefix in ("", "The answer is 5. ") for piece in REPEATED]
+    for text in sorted(tried, key=lambda text: seconds(text, 10_000), reverse=True)[:6]:
+        assert seconds(text, 100_000) < 1.0, text
 
 
 def test_half_a_million_characters_are_no_trouble() -> None:
