@@ -138,6 +138,8 @@ class Bodies:
         except _Left:
             return  # nobody is there to be answered, and nothing of it is kept
         except _Refusal as refusal:
+            if brings_groups:
+                self.desk.store.count_refused(None, 1, f"status_{refusal.status}")
             await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
             return
         finally:

@@ -77,6 +77,11 @@ class GroupsRefused(HTTPException):
         super().__init__(status, detail)
         self.senders = senders
 
+    @property
+    def reason(self) -> str:
+        """A word for the first thing that is wrong."""
+        return str(self.detail[0]["type"]) if isinstance(self.detail, list) else f"status_{self.status_code}"
+
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -79,7 +79,7 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
         incoming = await read_groups(request, many=many)
     except GroupsRefused as refusal:
         for env_id in refusal.senders:
-            store.count_refused(env_id, 1)
+            store.count_refused(env_id, 1, refusal.reason)
         raise
     now, digest = desk.now(), digest_of(incoming, many=many)
     try:
@@ -94,7 +94,7 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
         receipts = store.add_groups(incoming, now)
     except Refused as refusal:
         for one in incoming:
-            store.count_refused(one.env_id, 1)
+            store.count_refused(one.env_id, 1, refusal.problems[0].kind)
         raise HTTPException(422, problem_details(refusal.problems, ("body",), many=many)) from None
     desk.notify()
     for listener in desk.audience:

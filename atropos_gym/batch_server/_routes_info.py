@@ -7,6 +7,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from atropos_gym.batch_server._bodies import reply
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server.metrics import CONTENT_TYPE, counter, exposition, gauge
 
 __all__ = ["info_routes"]
 
@@ -61,6 +62,16 @@ def info_routes(desk: Desk) -> APIRouter:
         desk.now()
         body = store.health()
         return reply(body, 200 if body["status"] == "ok" else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """All numbers, for Prometheus."""
+        desk.now()
+        held = [
+            gauge("held_posts", "Posts that wait because too much is queued.", desk.held_posts),
+            counter("hold_seconds_total", "Seconds for which posts were held.", desk.hold_seconds),
+        ]
+        return Response(exposition([*store.metrics(), *held]), media_type=CONTENT_TYPE)
 
     @router.get("/latest_example")
     async def latest_example() -> Response:

@@ -142,6 +142,7 @@ class GroupQueue:
         sequences: number of sequences.
         tokens: number of ids.
         bytes: what all of it takes.
+        revision: grows whenever something comes or goes.
         groups_of: number of groups by environment.
         sequences_of: number of sequences by environment.
     """
@@ -153,6 +154,7 @@ class GroupQueue:
         self.sequences = 0
         self.tokens = 0
         self.bytes = 0
+        self.revision = 0
         self.groups_of: Counter[int | None] = Counter()
         self.sequences_of: Counter[int | None] = Counter()
         self._sizes: Counter[int] = Counter()
@@ -197,6 +199,7 @@ class GroupQueue:
         self._units = [unit for unit in self._units if unit not in leaving]
 
     def _count(self, unit: Unit, sign: int) -> None:
+        self.revision += 1
         self.groups += sign * len(unit.groups)
         for group in unit.groups:
             self.sequences += sign * group.sequences

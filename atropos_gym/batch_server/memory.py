@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
 from uuid import uuid4
 
 from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
@@ -15,7 +14,8 @@ from atropos_gym.batch_server.limits import BATCHES_PER_ENV, Limits
 from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.policies import PolicyBoard
-from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
+from atropos_gym.batch_server.readings import Readings
+from atropos_gym.batch_server.refusals import Conflict, Refused
 from atropos_gym.batch_server.replies import KeptReply, ReplyBook
 from atropos_gym.batch_server.stock import Request, Stock
 from atropos_gym.batch_server.tallies import Tallies
@@ -24,7 +24,7 @@ from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore:
+class MemoryStore(Readings):
     """Queue, leases, buffers, registrations and policy, in memory. See :class:`Store` for the methods."""
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -33,6 +33,7 @@ class MemoryStore:
         self._envs = EnvBook(self._marks)
         self._number = 0
         self._replies = ReplyBook(self._marks)
+        self._now = 0.0
         self._clear()
 
     @property
@@ -81,16 +82,12 @@ class MemoryStore:
         self._marks.clear()
         return None
 
-    @property
-    def failing(self) -> str:
-        """Why nothing can be saved; "" where all is well."""
-        return ""
-
     def close(self) -> None:
         """Ends it; nothing is called afterwards."""
 
     def tick(self, now: float) -> None:
         """Does what is due: leases run out, buffers are released, silent environments leave."""
+        self._now = now
         self._stock.expire(now)
         for env in self._envs:
             if self._stock.queue.sequences_of[env.env_id]:
@@ -101,11 +98,6 @@ class MemoryStore:
                 self._stock.put([part])
 
     # Trainers.
-
-    @property
-    def registered(self) -> bool:
-        """Whether a trainer has registered."""
-        return self._stock.config is not None
 
     def register(self, settings: Registration, now: float, *, takeover: bool = False) -> str:
         """Registers a trainer; returns its id, 32 hex digits."""
@@ -165,12 +157,6 @@ class MemoryStore:
         for part in env.release_older(float("inf")):
             self._stock.put([part])
 
-    def _find_env(self, env_id: int) -> EnvRecord:
-        env = self._envs.find(env_id)
-        if env is None:
-            raise Unknown(f"unknown env_id {env_id}: register first")
-        return env
-
     # Groups.
 
     def add_groups(self, incoming: Sequence[Incoming], now: float) -> list[Receipt]:
@@ -193,6 +179,8 @@ class MemoryStore:
             self._marks.env(env)
         elif env_id is not None:
             self._tallies.unknown_env += 1
+        else:
+            self._tallies.no_env += 1
         if env is None or incoming.complete or not self._waits_for_parts(env, packed.size):
             self._stock.put([stored])
             return Receipt(stored.group_id)
@@ -228,9 +216,9 @@ class MemoryStore:
         """What all groups take: queued, handed out, and waiting for their other parts."""
         return self._stock.queue.bytes + self._stock.leases.bytes + sum(e.buffered_bytes for e in self._envs)
 
-    def count_refused(self, env_id: int | None, groups: int) -> None:
-        """Counts groups that were refused."""
-        self._tallies.refused += groups
+    def count_refused(self, env_id: int | None, groups: int, reason: str) -> None:
+        """Counts groups that were refused, by a word for the reason."""
+        self._tallies.refused[reason] += groups
         if (env := self._envs.find(env_id)) is not None:
             env.groups_refused += groups
             self._marks.env(env)
@@ -258,11 +246,6 @@ class MemoryStore:
         """Whether the trainer wants exact batches or none."""
         return self._stock.config is not None and self._stock.config.exact_batches
 
-    @property
-    def reason(self) -> str:
-        """Why the last request got no batch; "" where it got one."""
-        return self._stock.reason
-
     def take(self, request: Request, now: float) -> Lease | None:
         """Hands out the next batch; None where there is none yet."""
         self._started = True
@@ -287,138 +270,6 @@ class MemoryStore:
     def extend(self, batch_id: str, seconds: float, now: float) -> Lease:
         """Gives a lease more time."""
         return self._stock.extend(batch_id, seconds, now)
-
-    # What people and programs read. None of these changes anything.
-
-    def wandb_info(self) -> dict[str, Any]:
-        """Body of GET ``/wandb_info``."""
-        config = self._stock.config
-        return {
-            "group": config.wandb_group if config else None,
-            "project": config.wandb_project if config else None,
-        }
-
-    def info(self) -> dict[str, Any]:
-        """Body of GET ``/info``."""
-        config = self._stock.config
-        if config is None:
-            return {"batch_size": -1, "max_token_len": -1}
-        return {"batch_size": config.batch_size, "max_token_len": config.max_token_len, **self._by_groups()}
-
-    def _by_groups(self) -> dict[str, Any]:
-        """What a trainer that counts in groups asks of the environments."""
-        config = self._stock.config
-        if config is None or (config.groups_per_update is None and config.max_policy_lag is None):
-            return {}
-        return {
-            "groups_per_update": config.groups_per_update,
-            "max_policy_lag": config.max_policy_lag,
-            "groups_wanted": self._stock.groups_wanted,
-        }
-
-    def env_reply(self, env: EnvRecord) -> dict[str, Any]:
-        """Body of POST ``/register-env`` for a registered environment."""
-        config = self._stock.config
-        assert config is not None, "environments register after the trainer"
-        return {
-            "status": "success",
-            "env_id": env.env_id,
-            "wandb_name": env.wandb_name,
-            "checkpoint_dir": config.checkpoint_dir,
-            "starting_step": self._stock.step,
-            "checkpoint_interval": config.save_checkpoint_interval,
-            "num_steps": config.num_steps,
-        }
-
-    def status(self) -> dict[str, Any]:
-        """Body of GET ``/status``."""
-        return {
-            "current_step": self._stock.step,
-            "queue_size": self._stock.queue.groups,
-            "queue_sequences": self._stock.queue.sequences,
-            "leased_groups": self._stock.leases.groups,
-            "policy_version": self._policies.version,
-            "finished": self._policies.finished,
-        }
-
-    def status_env(self, env_id: int) -> dict[str, Any]:
-        """Body of GET ``/status-env``; its ``queue_size`` counts in groups of the asking environment."""
-        env, queue = self._find_env(env_id), self._stock.queue
-        return {
-            "current_step": self._stock.step,
-            "queue_size": queue.sequences // env.settings.group_size,
-            "unallocated_fraction": self._envs.unallocated_fraction,
-            "self_queue_size": queue.sequences_of[env_id] // env.settings.group_size,
-            "max_group_size": max(1, queue.largest_group),
-            "env_weight": self._envs.weight(env),
-            "queue_groups": queue.groups,
-            "policy_version": self._policies.version,
-            "finished": self._policies.finished,
-            **self._by_groups(),
-        }
-
-    def envs(self) -> list[dict[str, Any]]:
-        """Items of GET ``/envs``."""
-        queue = self._stock.queue
-        return [
-            {
-                "env_id": env.env_id,
-                "name": env.settings.desired_name,
-                "wandb_name": env.wandb_name,
-                "connected": env.connected,
-                "weight": env.settings.weight,
-                "group_size": env.settings.group_size,
-                "max_token_length": env.settings.max_token_length,
-                "min_batch_allocation": env.settings.min_batch_allocation,
-                "last_seen": env.last_seen,
-                "queue_groups": queue.groups_of[env.env_id],
-                "queue_sequences": queue.sequences_of[env.env_id],
-                "buffered_sequences": env.buffered_sequences,
-                "groups_received": env.groups_received,
-                "groups_refused": env.groups_refused,
-                "score_mean": env.score_sum / env.score_count if env.score_count else None,
-            }
-            for env in self._envs
-        ]
-
-    def trainer(self) -> dict[str, Any]:
-        """Whether a trainer has registered, with what, and when it was last heard of."""
-        config = self._stock.config
-        return {
-            "registered": config is not None,
-            "last_seen": self._trainer_seen_at if config else None,
-            "settings": config.model_dump(exclude_none=True) if config else {},
-        }
-
-    def leases(self) -> list[dict[str, Any]]:
-        """The batches that are handed out and not acked, oldest first."""
-        return [
-            {
-                "batch_id": lease.batch_id,
-                "step": lease.step,
-                "groups": lease.group_count,
-                "sequences": lease.sequences,
-                "delivery": lease.delivery,
-                "expires_at": None if lease.seconds is None else lease.expires_at,
-            }
-            for lease in self._stock.leases
-        ]
-
-    def health(self) -> dict[str, Any]:
-        """Body of GET ``/health``."""
-        warnings = self._tallies.warnings()
-        if self.failing:
-            warnings.insert(0, self.failing)
-        if self.registered and self._stock.reason:
-            warnings.append(f"no batch: {self._stock.reason}")
-        return {
-            "status": "failing" if self.failing else "ok",
-            "registered": self.registered,
-            "started": self._started,
-            "current_step": self._stock.step,
-            "queue_groups": self._stock.queue.groups,
-            "warnings": warnings,
-        }
 
 
 def _differences(current: Registration, other: Registration) -> str:

@@ -187,6 +187,7 @@ class SqliteStore(MemoryStore):
         return self._summary(buffered=len(groups))
 
     def _restore_state(self, state: Mapping[str, Any], aside: Mapping[int, str], now: float) -> None:
+        self._now = now
         counters = state["counters"]
         self._number, self._replies.number = counters["groups"], counters["replies"]
         self._started = counters["started"]

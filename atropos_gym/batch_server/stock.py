@@ -68,6 +68,8 @@ class Stock:
         self.tallies = tallies
         self.limits = limits
         self._turn = 0
+        self._asked: int | None = None  # groups that the last request named
+        self._why: tuple[object, str] = None, ""
         self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
 
     def restore(self, state: Mapping[str, Any], aside: Mapping[int, str]) -> None:
@@ -169,6 +171,7 @@ class Stock:
     def take(self, request: Request, now: float) -> Lease | None:
         """Hands out the next batch, or notes in ``reason`` why there is none."""
         assert self.config is not None, "asked before a trainer registered"
+        self._asked = request.groups
         count = request.groups or self.config.groups_per_update
         if request.partial and count is not None:
             units, short = self._some(count), False
@@ -197,22 +200,39 @@ class Stock:
             return []
         return [units[i] for i in choose_below([len(unit.groups) for unit in units], count + 1)]
 
+    def why_none(self, now: float) -> str:
+        """Why no batch can be formed now, as the trainer last asked for one; "" where one can."""
+        assert self.config is not None
+        asked = (self.queue.revision, int(now), self._asked)
+        if self._why[0] != asked:
+            self._why = asked, self._planned(self._asked or self.config.groups_per_update, now)[0].reason
+        return self._why[1]
+
     def _plan(self, count: int | None, now: float) -> tuple[Plan, list[Unit]]:
-        """Plans a batch of ``count`` groups, or of the trainer's sequences."""
+        """Plans a batch, and notes who was passed over for it."""
+        plan, units, silent = self._planned(count, now)
+        if plan.stuck and self.queue[0].passed_at is None:
+            self.queue[0].passed_at = now
+        if plan.chosen:
+            self._turn += 1
+            self.tallies.waived.update(env.wandb_name for env in silent)
+        return plan, units
+
+    def _planned(self, count: int | None, now: float) -> tuple[Plan, list[Unit], list[EnvRecord]]:
+        """Plans a batch of ``count`` groups, or of the trainer's sequences; says who was not waited for."""
         assert self.config is not None
         wanted = self.config.batch_size if count is None else count
         queued = self.queue.sequences if count is None else self.queue.groups
         noun = "sequences" if count is None else "groups"
         if queued < wanted:
-            return Plan(reason=f"{queued} of {wanted} {noun} queued"), []
+            return Plan(reason=f"{queued} of {wanted} {noun} queued"), [], []
         asking = self._asking() if count is None else []
         silent = [env for env in asking if not self.queue.sequences_of[env.env_id]]
         for env in silent:
             left = self.limits.min_wait_seconds - (now - env.had_data_at)
             if left > 0:
-                return Plan(
-                    reason=f"{env.wandb_name} has a minimum but nothing queued, for {left:.0f} s more"
-                ), []
+                reason = f"{env.wandb_name} has a minimum but nothing queued, for {left:.0f} s more"
+                return Plan(reason=reason), [], []
         units = list(self.queue)
         oldest = units[0]
         passed = 0.0 if oldest.passed_at is None else now - oldest.passed_at
@@ -225,12 +245,7 @@ class Stock:
             overdue=oldest.passed_at is not None and passed >= self.limits.short_batch_seconds,
             noun=noun,
         )
-        if plan.stuck and oldest.passed_at is None:
-            oldest.passed_at = now
-        if plan.chosen:
-            self._turn += 1
-            self.tallies.waived.update(env.wandb_name for env in silent)
-        return plan, [units[position] for position in plan.chosen]
+        return plan, [units[position] for position in plan.chosen], silent
 
     def _asking(self) -> list[EnvRecord]:
         """Connected environments with a minimum; another one stands first at each batch."""
@@ -243,8 +258,18 @@ class Stock:
 
     def delivered(self, lease: Lease) -> None:
         """Notes that the whole batch was handed over: a plain read is used up by that."""
+        self.tallies.batches += 1
+        self.tallies.redelivered += lease.delivery > 1
+        for group in lease.groups if lease.delivery == 1 else ():
+            self.tallies.count_lag(self._lag(group))
         if lease.seconds is None and lease in self.leases:
             self._use(lease)
+
+    def _lag(self, group: StoredGroup) -> int | None:
+        """How many versions a group is behind the newest one; None where that is unknown."""
+        if self.policy_version is None or group.policy_version is None:
+            return None
+        return self.policy_version - group.policy_version
 
     def put_back(self, lease: Lease) -> None:
         """Takes a batch back that never arrived, as if it had not been formed."""

@@ -15,6 +15,7 @@ from atropos_gym.batch_server.intake import Incoming, Receipt
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.memory import MemoryStore
+from atropos_gym.batch_server.metrics import Metric
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.replies import KeptReply
 from atropos_gym.batch_server.sqlite import SqliteStore
@@ -91,8 +92,8 @@ class Store(Protocol):
         """What all groups take."""
         ...
 
-    def count_refused(self, env_id: int | None, groups: int) -> None:
-        """Counts groups that were refused."""
+    def count_refused(self, env_id: int | None, groups: int, reason: str) -> None:
+        """Counts groups that were refused, by a word for the reason."""
         ...
 
     def take(self, request: Request, now: float) -> Lease | None:
@@ -165,6 +166,10 @@ class Store(Protocol):
 
     def health(self) -> dict[str, Any]:
         """Body of GET ``/health``."""
+        ...
+
+    def metrics(self) -> list[Metric]:
+        """What GET ``/metrics`` shows of a store."""
         ...
 
     def find_reply(self, key: str | None, digest: bytes, now: float) -> KeptReply | None:

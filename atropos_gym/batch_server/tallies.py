@@ -13,23 +13,39 @@ MOST_NAMES = 100
 """How many different unknown field names are kept apart; the rest counts as ``...``."""
 
 
+MOST_LAG = 1000
+"""Groups that are further behind count as this far."""
+
+
 @dataclass(slots=True)
 class Tallies:
     """Counters since the server started or was reset.
 
     Attributes:
         set_aside: groups that no trainer will get, by reason.
-        refused: groups that were refused.
+        refused: groups that were refused, by reason.
         unknown_fields: groups by the name of a field that the API does not have.
         unknown_env: groups with the number of an environment that never registered.
+        no_env: groups whose sender did not say who it is.
+        foreign_masks: groups with masks that are neither -100 nor the id, kept as they came.
+        batches: batches that were handed over.
+        redelivered: those of them that had been handed over before.
+        policy_lag: delivered groups by how many versions they were behind the newest one.
+        lag_unknown: delivered groups of which that is not known.
         short_batches: batches with fewer sequences than asked for.
         waived: batches formed without an environment whose minimum was not met, by ``wandb_name``.
     """
 
     set_aside: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
     unknown_fields: Counter[str] = field(default_factory=Counter)
     unknown_env: int = 0
+    no_env: int = 0
+    foreign_masks: int = 0
+    batches: int = 0
+    redelivered: int = 0
+    policy_lag: Counter[str] = field(default_factory=Counter)
+    lag_unknown: int = 0
     short_batches: int = 0
     waived: Counter[str] = field(default_factory=Counter)
 
@@ -42,7 +58,7 @@ class Tallies:
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Goes on from what :meth:`state` said.
 
-        >>> tallies = Tallies(refused=2, set_aside=Counter(old=3))
+        >>> tallies = Tallies(refused=Counter(missing=2), set_aside=Counter(old=3))
         >>> Tallies.restore(tallies.state()) == tallies
         True
         """
@@ -50,6 +66,13 @@ class Tallies:
             name: Counter(value) if isinstance(value, dict) else value for name, value in state.items()
         }
         return cls(**values)
+
+    def count_lag(self, lag: int | None) -> None:
+        """Counts a group that was handed over, with how many versions it was behind."""
+        if lag is None:
+            self.lag_unknown += 1
+        else:
+            self.policy_lag[str(min(max(lag, 0), MOST_LAG))] += 1
 
     def count_unknown_fields(self, names: Iterable[str]) -> None:
         """Counts field names that are not stored."""
@@ -60,10 +83,12 @@ class Tallies:
     def warnings(self) -> list[str]:
         """One sentence for each kind of trouble."""
         found = [f"{count} groups set aside: {reason}" for reason, count in self.set_aside.items()]
-        if self.refused:
-            found.append(f"{self.refused} groups refused: their senders were told why")
+        if refused := self.refused.total():
+            found.append(f"{refused} groups refused: their senders were told why")
         if self.unknown_env:
             found.append(f"{self.unknown_env} groups came from environments that never registered")
+        if self.foreign_masks:
+            found.append(f"{self.foreign_masks} groups have masks that are neither -100 nor the id: kept")
         if self.short_batches:
             found.append(f"{self.short_batches} batches were short: no groups summed to batch_size")
         for name, count in self.waived.items():

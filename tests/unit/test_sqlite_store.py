@@ -52,7 +52,7 @@ def readable(store: MemoryStore, now: float) -> dict[str, Any]:
     """All that can be read from outside, without clocks."""
     envs = [{name: value for name, value in env.items() if name != "last_seen"} for env in store.envs()]
     return {
-        "status": store.status(),
+        "status": {**store.status(), "reason": ""},  # it tells of silence, which a restart ends
         "envs": envs,
         "info": store.info(),
         "wandb": store.wandb_info(),
@@ -81,7 +81,7 @@ def test_all_comes_back_as_it_was(store: SqliteStore, tmp_path: Path) -> None:
     add(store, 3, env_id=env)  # waits for its missing part
     publish(store, 2**40, tokenizer_fingerprint="sha256:a")
     store.hold(env, [1, 2], NOW)
-    store.count_refused(env, 2)
+    store.count_refused(env, 2, "missing")
     used, open_, gone = (store.take(Request(lease_seconds=30, groups=1), NOW) for _ in range(3))
     assert used and open_ and gone
     store.ack(used.batch_id)

@@ -402,6 +402,7 @@ def test_reset_keeps_nothing_but_the_numbers_of_environments() -> None:
         "leased_groups": 0,
         "policy_version": None,
         "finished": False,
+        "reason": "no trainer has registered",
     }
     assert store.info() == {"batch_size": -1, "max_token_len": -1}
     assert store.latest_example() is None
