@@ -199,9 +199,12 @@ def test_a_character_of_several_ids_tells_of_each(ask: Ask) -> None:
 
 
 def test_a_space_can_be_seen_where_its_id_is_told(ask: Ask) -> None:
-    assert ask("""
+    assert (
+        ask("""
         $$("pre b").find((id) => id.textContent === " ").click();
-        return $$("#about code")[0].textContent;""") == "␣"
+        return $$("#about code")[0].textContent;""")
+        == "␣"
+    )
 
 
 def test_keys_find_and_go_through_episodes(ask: Ask) -> None:
