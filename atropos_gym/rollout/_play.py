@@ -7,7 +7,8 @@ with the set-up as a whole (``UnequalStarts``) is raised as it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,6 +90,7 @@ class Plan:
         seed_of: turn and attempt to the seed of one completion.
         on_abort: told of every completion that is asked for again.
         trainable: refuse completions that cannot be trained on.
+        version: that plays, held by the caller; None holds the one that is newest when the episode begins.
     """
 
     start: Start
@@ -98,6 +100,7 @@ class Plan:
     seed_of: Callable[[int, int], int]
     on_abort: Callable[[], None] = lambda: None
     trainable: bool = True
+    version: int | None = None
 
 
 def sampling_for(env: TextEnv, sampling: SamplingParams) -> SamplingParams:
@@ -109,7 +112,7 @@ def sampling_for(env: TextEnv, sampling: SamplingParams) -> SamplingParams:
 
 
 async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
-    """Plays one episode under the version that is newest when it begins.
+    """Plays one episode under one version.
 
     Args:
         seat: the environment.
@@ -131,12 +134,12 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     invalid_turns = 0
     ended = False
     try:
-        async with engine.hold() as held:
+        async with _version_of(engine, plan) as version:
             while not ended:
                 limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
                 if limit != sampling.max_tokens:
                     sampling = sampling.with_(max_tokens=limit)
-                completion = await complete(engine, rows.prompt, sampling, held.version, plan, len(rewards))
+                completion = await complete(engine, rows.prompt, sampling, version, plan, len(rewards))
                 rows.sample(completion, stop_ids, info.get("legal_actions"))
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)
@@ -171,6 +174,16 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
         member=plan.member,
         info=info,
     )
+
+
+@asynccontextmanager
+async def _version_of(engine: Engine, plan: Plan) -> AsyncIterator[int]:
+    """Yields the version that plays; it is held to the end."""
+    if plan.version is not None:
+        yield plan.version
+        return
+    async with engine.hold() as held:
+        yield held.version
 
 
 async def complete(

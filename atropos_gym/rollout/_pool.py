@@ -173,9 +173,8 @@ class EnvPool:
                 "hands **keywords on to super().__init__(**keywords)"
             ) from error
         if not isinstance(made, gymnasium.Env) or not isinstance(made.unwrapped, TextEnv):
-            raise ConfigError(
-                f"{self._source!r} makes {type(made).__name__}, which is no TextEnv: wrap it in GymTextEnv"
-            )
+            what = type(getattr(made, "unwrapped", made)).__name__
+            raise ConfigError(f"{self._source!r} makes {what}, which is no TextEnv: wrap it in GymTextEnv")
         return made
 
     def _name(self, env: gymnasium.Env[Any, Any]) -> str:

@@ -77,6 +77,18 @@ class Run:
             self._changed.clear()
             await self._changed.wait()
 
+    async def burst(self) -> list[EpisodeGroup]:
+        """Returns all groups that are finished, at least one; none once all wanted came or it is stopped.
+
+        Raises:
+            CollectionFailed: too many groups were lost in a row.
+            UnequalStarts: a group's members began differently.
+        """
+        groups: list[EpisodeGroup] = []
+        while (self._ready or not groups) and (group := await self.next()) is not None:
+            groups.append(group)
+        return groups
+
     async def stop(self) -> None:
         """Starts no further group and cancels those in flight; finished ones can still be taken."""
         self._stopped = True

@@ -185,6 +185,15 @@ class GroupCollector:
         finally:
             await self._close(run)
 
+    async def bursts(self, *, first_number: int | None = None) -> AsyncGenerator[list[EpisodeGroup], None]:
+        """Does what ``stream`` does, and yields all at once what is finished."""
+        run = self._open(first_number, limit=None)
+        try:
+            while groups := await run.burst():
+                yield groups
+        finally:
+            await self._close(run)
+
     async def stop(self) -> None:
         """Ends every ``stream`` and ``collect``: cancels what is in flight, delivers what is finished."""
         here = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from numbers import Integral
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -22,7 +23,7 @@ from atropos_gym.rollout.episode import Episode
 from atropos_gym.rollout.seeds import sampling_seed, start_seed
 from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["EvalResult", "Policy", "Predictor", "evaluate"]
+__all__ = ["EvalResult", "Policy", "Predictor", "aevaluate", "evaluate"]
 
 
 @runtime_checkable
@@ -105,28 +106,78 @@ def evaluate(
         >>> -1 < result.mean < 0, result.valid
         (True, 1.0)
     """
-    if episodes < 1 or concurrency < 1:
-        raise ConfigError(f"episodes and concurrency must be >= 1, got {episodes} and {concurrency}")
-    tally = _Tally(progress)
-    speaks = isinstance(policy, Engine)
+    _check(episodes, concurrency)
+    if isinstance(policy, Engine):
+        playing = aevaluate(
+            env,
+            policy,
+            episodes,
+            seed=seed,
+            deterministic=deterministic,
+            env_kwargs=env_kwargs,
+            concurrency=concurrency,
+            progress=progress,
+        )
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        try:
+            return run_anywhere(runner, playing)
+        finally:
+            close_anywhere(runner)
     pool = EnvPool(
         env,
         tokenizer=_tokenizer_of(policy),
-        player=str(getattr(policy, "model", type(policy).__name__)) if speaks else type(policy).__name__,
+        player=type(policy).__name__,
         env_kwargs=env_kwargs,
-        blocking=None if speaks else False,
+        blocking=False,
     )
+    tally = _Tally(progress)
     try:
-        if isinstance(policy, Engine):
-            temperature = 0.0 if deterministic else 1.0
-            sampling = SamplingParams(max_tokens=pool.env.max_turn_tokens, temperature=temperature)
-            sampling = sampling_for(pool.env, sampling)
-            _play_with_engine(pool, policy, sampling, episodes, seed, concurrency, tally)
-        else:
-            _play_in_step(pool, _actor(policy, deterministic, pool.name), episodes, seed, concurrency, tally)
+        _play_in_step(pool, _actor(policy, deterministic, pool.name), episodes, seed, concurrency, tally)
     finally:
         pool.close()
     return tally.result()
+
+
+async def aevaluate(
+    env: EnvSource,
+    engine: Engine,
+    episodes: int,
+    *,
+    seed: int,
+    deterministic: bool = True,
+    env_kwargs: Mapping[str, Any] | None = None,
+    concurrency: int = 512,
+    progress: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Does what ``evaluate`` does for an engine, in the running event loop.
+
+    All episodes are played by the version that is the newest at the beginning.
+    """
+    _check(episodes, concurrency)
+    pool = EnvPool(
+        env,
+        tokenizer=_tokenizer_of(engine),
+        player=str(getattr(engine, "model", type(engine).__name__)),
+        env_kwargs=env_kwargs,
+    )
+    tally = _Tally(progress)
+    try:
+        temperature = 0.0 if deterministic else 1.0
+        sampling = SamplingParams(max_tokens=pool.env.max_turn_tokens, temperature=temperature)
+        sampling = sampling_for(pool.env, sampling)
+        async with engine.hold() as held:
+            await _play_with_engine(pool, engine, sampling, episodes, seed, concurrency, tally, held.version)
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+    finally:
+        pool.close()
+    return tally.result()
+
+
+def _check(episodes: int, concurrency: int) -> None:
+    for name, value in (("episodes", episodes), ("concurrency", concurrency)):
+        if not isinstance(value, Integral) or value < 1:
+            raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
 
 
 @dataclass(slots=True)
@@ -243,7 +294,7 @@ def _random_ids(game: _Game, name: str) -> list[int]:
     return env.say(reply)
 
 
-def _play_with_engine(
+async def _play_with_engine(
     pool: EnvPool,
     engine: Engine,
     sampling: SamplingParams,
@@ -251,6 +302,7 @@ def _play_with_engine(
     seed: int,
     concurrency: int,
     tally: _Tally,
+    version: int | None,
 ) -> None:
     """Plays episodes concurrently, each at its own pace."""
 
@@ -264,6 +316,7 @@ def _play_with_engine(
                 sampling=sampling,
                 seed_of=_seeds_of(seed, number),
                 trainable=False,
+                version=version,
             )
             seat = pool.take()
             try:
@@ -274,19 +327,10 @@ def _play_with_engine(
             pool.give_back(seat)
             _count(tally, episode)
 
-    async def everyone() -> None:
-        numbers = iter(range(episodes))
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(concurrency, episodes)):
-                tasks.create_task(player(numbers))
-
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-    try:
-        run_anywhere(runner, everyone())
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None
-    finally:
-        close_anywhere(runner)
+    numbers = iter(range(episodes))
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(concurrency, episodes)):
+            tasks.create_task(player(numbers))
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

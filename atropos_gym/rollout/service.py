@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,20 @@ from atropos_gym.engines.base import Engine
 from atropos_gym.errors import (
     CollectionFailed,
     ConfigError,
+    EngineError,
     GroupRefused,
     ServerError,
     TokenizerMismatch,
 )
 from atropos_gym.rollout._pool import EnvSource
+from atropos_gym.rollout._position import Position
 from atropos_gym.rollout._service_thread import ServiceThread
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.episode import EpisodeGroup
+from atropos_gym.rollout.evaluation import EvalResult, aevaluate
 from atropos_gym.wire import Policy
 
-__all__ = ["EnvironmentService", "ServiceThread"]
+__all__ = ["EnvironmentService", "Evaluation", "ServiceThread"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,40 @@ OUTAGES = 5
 REFUSALS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """When and how a service looks how well its engine plays.
+
+    The first one is made at the step that the service begins with, and one more whenever a multiple of
+    ``every`` was reached or passed since the last one, however far the step has jumped. The service plays
+    nothing for the trainer meanwhile; one version plays all episodes.
+
+    Attributes:
+        every: steps of the trainer from one to the next.
+        episodes: of each.
+        seed: of the starts, the same ones in each.
+        deterministic: the most likely ids instead of sampled ones.
+        env_kwargs: keywords for the environments that differ from the service's, such as ``split="test"``.
+        on_result: told of step and result.
+    """
+
+    every: int
+    episodes: int = 200
+    seed: int = 0
+    deterministic: bool = True
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    on_result: Callable[[int, EvalResult], None] = lambda step, result: None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "episodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of an evaluation must be >= 1, got {getattr(self, name)}")
+
+    def due(self, step: int, last: int | None) -> bool:
+        """Whether one is to be made at ``step``, the last having been made at ``last``."""
+        return last is None or step // self.every > last // self.every
+
+
 class EnvironmentService:
     """Plays an environment for a trainer behind a batch server.
 
@@ -66,6 +104,8 @@ class EnvironmentService:
         min_batch_allocation: least share of a batch, 0 to 1.
         max_batches_ahead: most batches that wait at the server; less where the trainer's lag is less.
         first_number: of the first group; its seeds follow from it.
+        state: file that says how far the service is; where it exists, the service goes on from there.
+        evaluation: when and how to evaluate; None for not at all.
         on_post: told of groups that the server has taken.
         transport: how to reach the server, for tests.
         **collector: further keywords of ``GroupCollector``.
@@ -90,6 +130,8 @@ class EnvironmentService:
         min_batch_allocation: float | None = None,
         max_batches_ahead: int = 3,
         first_number: int = 0,
+        state: str | Path | None = None,
+        evaluation: Evaluation | None = None,
         on_post: Callable[[list[EpisodeGroup]], None] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         **collector: Any,
@@ -97,11 +139,18 @@ class EnvironmentService:
         if max_batches_ahead < 1:
             raise ConfigError(f"max_batches_ahead must be >= 1, got {max_batches_ahead}")
         self.collector = GroupCollector(env, engine, **collector)
-        self.collector.next_number = first_number
+        self._position = Position(
+            state, self.collector.name, seed=collector.get("seed", 0), next_number=first_number
+        )
+        self.collector.next_number = self._position.next_number
         self.engine = engine
         self.url = url
         self.name = name or self.collector.name
         self.version: int | None = None
+        self._env = env
+        self._env_kwargs = dict(collector.get("env_kwargs") or {})
+        self._evaluation = evaluation
+        self._evaluations: list[tuple[int, EvalResult]] = []
         self._weight = weight
         self._min_batch_allocation = min_batch_allocation
         self._max_batches_ahead = max_batches_ahead
@@ -110,6 +159,7 @@ class EnvironmentService:
         self._env_id: int | None = None
         self._last_step: int | None = None
         self._posted = 0
+        self._unposted = 0  # played, and then no longer wanted
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
         self._published: list[int] = []
@@ -120,11 +170,13 @@ class EnvironmentService:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Groups posted and refused, versions taken over, and the collector's own report."""
+        """Groups posted, left over and refused, versions taken over, evaluations, and the collector's own report."""
         return {
             "posted": self._posted,
+            "unposted": self._unposted,
             "refused": dict(self._refused),
             "versions": list(self._published),
+            "evaluations": list(self._evaluations),
             "collector": self.collector.report,
         }
 
@@ -265,10 +317,10 @@ class EnvironmentService:
         """Plays and posts until the run is finished."""
         outages = 0
         while not self._finished:
-            status = await self._status(client)
-            if status is None:
-                continue
             try:
+                status = await self._look(client)
+                if status is None or self._finished:
+                    continue
                 if _exact(status):
                     await self._make_exactly(client, status)
                 else:
@@ -303,31 +355,69 @@ class EnvironmentService:
         lag = status.get("max_policy_lag")
         most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
         batch_size = (await client.info())["batch_size"]
-        async with aclosing(self.collector.stream()) as groups:
-            async for group in groups:
-                while self._batches_queued(status, batch_size) >= most:
-                    await self._wait(LOOK_AGAIN)
-                    if not await self._go_on(client, status):
-                        return
-                await self._post(client, [group])
-                if not await self._go_on(client, status):
-                    return
+        async with aclosing(self.collector.bursts()) as bursts:
+            async for groups in bursts:
+                try:
+                    while groups:
+                        room = self._room(status, batch_size, most)
+                        if room:
+                            await self._post(client, groups[:room])
+                            groups = groups[room:]
+                        else:
+                            await self._wait(LOOK_AGAIN)
+                        now = await self._look(client)
+                        if now is None or self._finished or _exact(now):
+                            return
+                        status.update(now)
+                finally:
+                    self._unposted += len(groups)
 
-    async def _go_on(self, client: AsyncBatchClient, status: dict[str, Any]) -> bool:
-        """Brings ``status`` up to date; returns whether to play ahead any further."""
-        now = await self._status(client)
-        if now is None:
-            return False
-        status.update(now)
+    async def _look(self, client: AsyncBatchClient) -> dict[str, Any] | None:
+        """Asks for the state of the queue, evaluates where that is due, and sees whether the run has ended.
+
+        Raises:
+            CollectionFailed: the evaluation failed.
+        """
+        status = await self._status(client)
+        if status is None:
+            return None
+        step = status["current_step"]
         # A trainer that publishes no policy cannot say that it has finished.
         if self._last_step is not None and self.version is None:
-            self._finished = self._finished or status["current_step"] >= self._last_step
-        return not self._finished and not _exact(status)
+            self._finished = self._finished or step >= self._last_step
+        if (
+            self._evaluation is not None
+            and self._evaluation.due(step, self._position.evaluated_at)
+            and status.get("policy_version") == self.version
+            and not (_exact(status) and self.version is None)
+        ):
+            await self._evaluate(self._evaluation, step)
+            status = await self._status(client)
+        return status
 
-    def _batches_queued(self, status: dict[str, Any], batch_size: int) -> float:
-        if status.get("groups_per_update"):
-            return float(status["queue_groups"] / status["groups_per_update"])
-        return float(status["queue_size"] * self.collector.group_size / max(1, batch_size))
+    async def _evaluate(self, evaluation: Evaluation, step: int) -> None:
+        try:
+            result = await aevaluate(
+                self._env,
+                self.engine,
+                evaluation.episodes,
+                seed=evaluation.seed,
+                deterministic=evaluation.deterministic,
+                env_kwargs={**self._env_kwargs, **evaluation.env_kwargs},
+                concurrency=self.collector.concurrency,
+            )
+        except EngineError as error:
+            raise CollectionFailed(f"{self.name}: the evaluation at step {step} failed: {error}") from error
+        log.info("%s: step %d: %s", self.name, step, result)
+        self._evaluations.append((step, result))
+        self._position.evaluated(step)
+        evaluation.on_result(step, result)
+
+    def _room(self, status: dict[str, Any], batch_size: int, most: int) -> int:
+        """Groups that may be posted until ``most`` batches are queued."""
+        if wanted := status.get("groups_per_update"):
+            return max(0, most * int(wanted) - int(status["queue_groups"]))
+        return max(0, ceil(most * max(1, batch_size) / self.collector.group_size) - int(status["queue_size"]))
 
     async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
         """Returns what the server says of its queue; None after it had forgotten this environment."""
@@ -363,6 +453,7 @@ class EnvironmentService:
         self._refused_in_a_row = 0
         taken = [group for index, group in enumerate(groups) if index not in refused]
         self._posted += len(taken)
+        self._position.posted([group.number for group in taken])
         if self._on_post is not None:
             self._on_post(taken)
 
