@@ -31,10 +31,10 @@
       gone = 0;
       answered = Date.now();
       if (asked === span) show(data);
-      live("on", `live, for ${ago(data.now - data.started_at)}`);
+      live("on", `live · up ${ago(data.now - data.started_at)}`);
     } catch (error) {
       gone += 1;
-      const since = answered ? ` since ${new Date(answered).toLocaleTimeString()}` : "";
+      const since = answered ? ` since ${clock(answered / 1000, true)}` : "";
       live("off", error.name === "TypeError" || error.name === "TimeoutError" ? `no answer${since}; trying again` : error.message);
     }
     timer = setTimeout(poll, Math.min(15000, POLL * (1 + gone)));
@@ -126,7 +126,7 @@
     ["name", (env) => dotted(env.wandb_name, env.connected)],
     ["queued", (env) => short(env.queue_groups), "num"],
     ["received", (env) => short(env.groups_received), "num"],
-    ["refused", (env) => short(env.groups_refused), "num"],
+    ["refused", (env) => short(env.groups_refused), "num less"],
     ["mean score", (env) => (env.score_mean === null ? "–" : env.score_mean.toFixed(3).replace("-", "−")), "num"],
     ["group size", (env) => env.group_size, "num less"],
     ["weight", (env) => short(env.weight), "num less"],
@@ -231,7 +231,7 @@
   function article(group) {
     const box = make("article", undefined, "group");
     box.innerHTML = group.head;
-    const when = make("span", new Date(group.at * 1000).toLocaleTimeString(), "when");
+    const when = make("span", clock(group.at, true), "when");
     box.prepend(when);
     group.episodes.forEach((episode, index) => {
       const details = make("details", undefined, "episode");

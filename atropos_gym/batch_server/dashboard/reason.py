@@ -26,6 +26,7 @@ class Situation:
         known: environments that ever registered.
         queue_groups: groups that wait.
         leased_groups: groups that a trainer has and has not acked.
+        held_posts: posts that wait because too much is queued.
         reason: why the last request got no batch; "" where it got one.
         received: when the last group came.
         delivered: when the last batch went out.
@@ -40,6 +41,7 @@ class Situation:
     known: int = 0
     queue_groups: int = 0
     leased_groups: int = 0
+    held_posts: int = 0
     reason: str = ""
     received: float | None = None
     delivered: float | None = None
@@ -64,6 +66,11 @@ def why(now: Situation) -> tuple[Tone, str]:
         return "wait", "A trainer has registered but not asked for a batch yet; environments wait for that."
     if now.reason:
         return _no_batch(now)
+    if now.held_posts:
+        return "wait", (
+            f"More is queued than the trainer takes, so {now.held_posts} posts are held until it has taken a "
+            f"batch; it was last heard of {duration(now.trainer)} ago."
+        )
     if _quiet(now.trainer):
         held = f" and holds {now.leased_groups} groups under a lease" if now.leased_groups else ""
         tone: Tone = "wait" if now.leased_groups else "bad"
@@ -103,7 +110,7 @@ def duration(seconds: float | None) -> str:
     """
     left = max(1.0, seconds or 0.0)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if left >= 1.5 * size or (unit != "d" and left >= size):
+        if left >= 1.5 * size:
             return f"{left / size:.0f} {unit}"
     return f"{left:.0f} s"
 

@@ -151,6 +151,7 @@ class Dashboard:
             known=len(envs),
             queue_groups=status["queue_size"],
             leased_groups=status["leased_groups"],
+            held_posts=self._desk.held_posts,
             reason=store.reason,
             received=ago(history.received_at),
             delivered=ago(history.delivered_at),
