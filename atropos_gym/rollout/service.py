@@ -170,7 +170,7 @@ class EnvironmentService:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Groups posted, left over and refused, versions taken over, evaluations, and the collector's own report."""
+        """Groups posted, left over, refused; versions taken over; evaluations; the collector's own report."""
         return {
             "posted": self._posted,
             "unposted": self._unposted,

@@ -19,6 +19,10 @@ PROGRAM = HERE / "atropos_envs.py"
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "NO_PROXY": "127.0.0.1"}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "atropos: needs the Python that `make test-atropos` makes")
+
+
 @dataclass
 class Environment:
     """One environment of the original, running."""

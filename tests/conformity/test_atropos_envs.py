@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atropos_gym.batch_server.serve import ServerProcess
+from atropos_gym.trainers.adapters import Lora
+from atropos_gym.trainers.grpo import GRPO
 from tests.conformity.conftest import Environment
 
 pytestmark = [pytest.mark.atropos, pytest.mark.timeout(900)]
@@ -147,3 +150,25 @@ def test_the_order_of_one_sender_is_kept(server: ServerProcess, launch: Callable
     came = [group["group_overrides"]["sample"] for batch in [*batches, rest] for group in batch]
     assert came == sorted(came)
     check_delivery(environment, [group for batch in [*batches, rest] for group in batch])
+
+
+def test_our_learner_trains_from_them(
+    server: ServerProcess, launch: Callable[..., Environment], tmp_path: Path
+) -> None:
+    """With logprobs and without (the default path drops them), one turn and two."""
+    settings = {"group_size": 4, "groups_per_update": 6, "lora": Lora(rank=2), "seed": 0, "device": "cpu"}
+    with GRPO("tiny", env=server.url, max_staleness=3, folder=tmp_path / "run", **settings) as model:
+        untrained = parameters_of(model)
+        launch("single", server.url, 1000)
+        launch("multi", server.url, 1000)
+        launch("default", server.url, 1000)
+        model.learn(updates=4)
+        lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert model.version == 4 and len(lines) == 4
+        assert all(line["train/rows"] == 24 and np.isfinite(line["train/loss"]) for line in lines)
+        assert all(line["train/grad_norm"] > 0 for line in lines)
+        assert any(not np.array_equal(a, b) for a, b in zip(untrained, parameters_of(model), strict=True))
+
+
+def parameters_of(model: GRPO) -> list[Any]:
+    return [p.detach().cpu().numpy().copy() for p in model.policy.parameters() if p.requires_grad]
