@@ -239,9 +239,15 @@ class EnvRef(BaseModel):
 
 
 class Ack(BaseModel):
-    """Body of POST ``/ack``: the batch was used and will not be asked for again."""
+    """Body of POST ``/ack``: the batch was used and will not be asked for again.
+
+    Attributes:
+        batch_id: which one.
+        rank: whose part was used, where the batch goes out in parts.
+    """
 
     batch_id: str
+    rank: Annotated[Setting, Field(ge=0)] | None = None
 
 
 class Nack(BaseModel):

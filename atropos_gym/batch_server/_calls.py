@@ -39,6 +39,8 @@ class Batch:
         step: number of the batch.
         delivery: 1 at its first delivery.
         group_ids: names of the groups.
+        rank: whose part of the batch it is; None where it is the whole one.
+        world_size: how many parts there are.
     """
 
     groups: list[ScoredDataGroup]
@@ -47,6 +49,8 @@ class Batch:
     step: int | None = None
     delivery: int | None = None
     group_ids: list[str] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -160,6 +164,7 @@ def batch(
     lease_seconds: float | None,
     trainer: str | None,
     partial: bool,
+    share: Mapping[str, int | None],
 ) -> Call[Batch | None]:
     """GET ``/batch``."""
     return Call(
@@ -172,9 +177,15 @@ def batch(
             "lease_seconds": lease_seconds,
             "trainer": trainer,
             "partial": True if partial else None,
+            **share,
         },
         wait_seconds=wait_seconds,
     )
+
+
+def ack(batch_id: str, rank: int | None) -> Call[dict[str, Any]]:
+    """POST ``/ack``."""
+    return post("/ack", {"batch_id": batch_id} if rank is None else {"batch_id": batch_id, "rank": rank})
 
 
 def post_group(group: ScoredDataGroup) -> Call[str | None]:
@@ -316,6 +327,8 @@ def _read_batch(response: httpx.Response) -> Batch | None:
         value.get("step"),
         value.get("delivery"),
         value.get("group_ids", []),
+        value.get("rank"),
+        value.get("world_size"),
     )
     if ours and batch.sequences != int(response.headers["x-batch-sequences"]):
         raise ServerError(

@@ -18,6 +18,7 @@ from atropos_gym.batch_server._bodies import MSGPACK
 from atropos_gym.batch_server._desk import Desk, settle, watch
 from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.parts import Part
 from atropos_gym.batch_server.stock import Request
 
 __all__ = ["BatchReply"]
@@ -138,10 +139,10 @@ class _Wanted:
     @staticmethod
     def _json_pieces(lease: Lease) -> Iterable[bytes]:
         about = to_json(_about(lease))[1:]
-        first, *others = (group.packed for group in lease.groups)
+        groups = [group.packed for group in lease.groups]
         return chain(
-            (b'{"batch":[' + first.to_json(),),
-            (b"," + group.to_json() for group in others),
+            (b'{"batch":[' + b"".join(group.to_json() for group in groups[:1]),),  # a part may be empty
+            (b"," + group.to_json() for group in groups[1:]),
             (b"]" + (b"," if len(about) > 1 else b"") + about,),
         )
 
@@ -166,7 +167,7 @@ def _about(lease: Lease) -> dict[str, Any]:
     """What the reply says of a lease; nothing where the batch is not leased."""
     if lease.seconds is None:
         return {}
-    return {
+    about = {
         "batch_id": lease.batch_id,
         "expires_at": lease.expires_at,
         "lease_seconds": lease.seconds,
@@ -174,6 +175,10 @@ def _about(lease: Lease) -> dict[str, Any]:
         "group_ids": [group.group_id for group in lease.groups],
         "delivery": lease.delivery,
     }
+    if isinstance(lease, Part) and (whole := lease.whole) is not None:
+        about |= {"rank": lease.rank, "world_size": whole.world_size}
+        about |= {"batch_sequences": whole.sequences, "batch_groups": whole.group_count}
+    return about
 
 
 async def _start(send: Send, length: int, headers: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -11,10 +11,14 @@ from fastapi.responses import Response
 from atropos_gym.batch_server._bodies import read_body, reply, schema_of
 from atropos_gym.batch_server._delivery import BatchReply
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.parts import Share
 from atropos_gym.batch_server.stock import Request as BatchRequest
 from atropos_gym.wire import Ack, Extend, Nack, Policy, PolicyUpdate, Registration
 
 __all__ = ["trainer_routes"]
+
+MOST_RANKS = 4096
 
 WaitSeconds = Annotated[float, Query(ge=0, le=600, allow_inf_nan=False)]
 LeaseSeconds = Annotated[float | None, Query(ge=1, le=86400, allow_inf_nan=False)]
@@ -40,6 +44,9 @@ def trainer_routes(desk: Desk) -> APIRouter:
         groups: Annotated[int | None, Query(ge=1)] = None,
         partial: bool = False,
         trainer: str | None = None,
+        rank: Annotated[int | None, Query(ge=0)] = None,
+        world_size: Annotated[int | None, Query(ge=1, le=MOST_RANKS)] = None,
+        step: Annotated[int | None, Query(ge=-(2**63), lt=2**63)] = None,
     ) -> Response:
         """Hands out the next batch, oldest groups first; null where there is none yet."""
         now = desk.now()
@@ -47,7 +54,8 @@ def trainer_routes(desk: Desk) -> APIRouter:
             message = "Trainer not registered. Call /register first."
             return reply({"status": "error", "message": message, "batch": []})
         store.trainer_seen(now, trainer)
-        wanted = BatchRequest(groups=groups, partial=partial, lease_seconds=lease_seconds)
+        share = _share(rank, world_size, step, lease_seconds)
+        wanted = BatchRequest(groups=groups, partial=partial, lease_seconds=lease_seconds, share=share)
         return BatchReply(desk, wanted, wait_seconds, trainer)
 
     @router.post("/ack", openapi_extra=schema_of(Ack))
@@ -55,8 +63,8 @@ def trainer_routes(desk: Desk) -> APIRouter:
         """Ends a lease: the batch was used."""
         body = await read_body(request, Ack)
         store.trainer_seen(desk.now())
-        lease = store.ack(body.batch_id)
-        return reply({"status": "acked", "batch_id": lease.batch_id, "current_step": lease.step_at_end})
+        lease = store.ack(body.batch_id, body.rank)
+        return reply(_acked(lease, body.rank, store.status()["current_step"]))
 
     @router.post("/nack", openapi_extra=schema_of(Nack))
     async def nack(request: Request) -> Response:
@@ -112,6 +120,36 @@ def trainer_routes(desk: Desk) -> APIRouter:
         return reply(found.model_dump())
 
     return router
+
+
+def _acked(lease: Lease, rank: int | None, step: int) -> dict[str, Any]:
+    """What an ack is answered; of one in parts also whose ack is missing."""
+    answer = {"status": "acked", "batch_id": lease.batch_id, "current_step": lease.step_at_end}
+    if rank is None:
+        return answer
+    missing = [one for one in range(lease.world_size or 0) if one not in lease.acked_ranks]
+    return answer | {
+        "current_step": step if missing else lease.step_at_end,
+        "rank": rank,
+        "missing_ranks": missing,
+    }
+
+
+def _share(
+    rank: int | None, world_size: int | None, step: int | None, lease_seconds: float | None
+) -> Share | None:
+    """What a rank asks for; raises ``HTTPException`` 422 where the parameters do not go together."""
+    if rank is None and world_size is None and step is None:
+        return None
+    if rank is None or world_size is None:
+        name, message = ("rank", "rank and world_size belong together, and step to both")
+    elif rank >= world_size:
+        name, message = ("rank", f"rank must be below world_size {world_size}, got {rank}")
+    elif lease_seconds is None:
+        name, message = ("lease_seconds", "parts of a batch are leased: say for how long")
+    else:
+        return Share(rank, world_size, step)
+    raise HTTPException(422, [{"type": "value_error", "loc": ["query", name], "msg": message}])
 
 
 def _versions(text: str) -> list[int]:

@@ -198,6 +198,9 @@ class BatchClient(_Client):
         lease_seconds: float | None = None,
         trainer: str | None = None,
         partial: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
     ) -> Batch | None:
         """Asks for the next batch, oldest groups first; None where there is none within the time.
 
@@ -207,13 +210,17 @@ class BatchClient(_Client):
             lease_seconds: lease it until acked, instead of using it up.
             trainer: who asks; by default the id that ``register`` gave.
             partial: fewer groups will do after the wait, at least one.
+            rank: only this rank's part of a batch, from 0; it needs ``lease_seconds`` and ``world_size``.
+            world_size: how many ranks share each batch.
+            step: which batch, as the ranks count; by default each rank's next one.
         """
         trainer = trainer or self.trainer_id
-        return self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial))
+        share = {"rank": rank, "world_size": world_size, "step": step}
+        return self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial, share))
 
-    def ack(self, batch_id: str) -> dict[str, Any]:
-        """Says that a leased batch was used."""
-        return self._run(calls.post("/ack", {"batch_id": batch_id}))
+    def ack(self, batch_id: str, rank: int | None = None) -> dict[str, Any]:
+        """Says that a leased batch, or this rank's part of one, was used."""
+        return self._run(calls.ack(batch_id, rank))
 
     def nack(self, batch_id: str, drop: bool = False, reason: str = "") -> dict[str, Any]:
         """Gives a leased batch back to the head of the queue, or drops it."""
@@ -343,14 +350,18 @@ class AsyncBatchClient(_Client):
         lease_seconds: float | None = None,
         trainer: str | None = None,
         partial: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
     ) -> Batch | None:
         """Asks for the next batch."""
         trainer = trainer or self.trainer_id
-        return await self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial))
+        share = {"rank": rank, "world_size": world_size, "step": step}
+        return await self._run(calls.batch(groups, wait_seconds, lease_seconds, trainer, partial, share))
 
-    async def ack(self, batch_id: str) -> dict[str, Any]:
-        """Says that a leased batch was used."""
-        return await self._run(calls.post("/ack", {"batch_id": batch_id}))
+    async def ack(self, batch_id: str, rank: int | None = None) -> dict[str, Any]:
+        """Says that a leased batch, or this rank's part of one, was used."""
+        return await self._run(calls.ack(batch_id, rank))
 
     async def nack(self, batch_id: str, drop: bool = False, reason: str = "") -> dict[str, Any]:
         """Gives a leased batch back, or drops it."""

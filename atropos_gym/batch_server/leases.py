@@ -44,6 +44,10 @@ class Lease:
         expires_at: Unix seconds.
         state: whether and how it has ended.
         step_at_end: the server's step when it was acked.
+        world_size: in how many parts it goes out; None where it goes out whole.
+        asked_as: what the ranks call it.
+        given_ranks: who has had a part.
+        acked_ranks: who has acked one.
     """
 
     batch_id: str
@@ -57,6 +61,10 @@ class Lease:
     expires_at: float
     state: LeaseState = LeaseState.OPEN
     step_at_end: int = 0
+    world_size: int | None = None
+    asked_as: str | None = None
+    given_ranks: tuple[int, ...] = ()
+    acked_ranks: tuple[int, ...] = ()
 
     @property
     def groups(self) -> list[StoredGroup]:
@@ -76,11 +84,13 @@ class LeaseBook:
         number: how many leases there have been.
         groups: groups under an open lease.
         bytes: what these take.
+        in_parts: open leases that go out in parts, by what the ranks call them.
     """
 
     def __init__(self, marks: Marks | None = None) -> None:
         self._marks = marks or Marks()
         self._open: dict[str, Lease] = {}
+        self.in_parts: dict[str, Lease] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self.number = 0
         self.groups = 0
@@ -128,6 +138,22 @@ class LeaseBook:
         while len(self._ended) > REMEMBERED:
             self._marks.lease(self._ended.popitem(last=False)[1])
 
+    def divide(self, lease: Lease, world_size: int, asked_as: str) -> None:
+        """Makes a new lease one that goes out in parts."""
+        lease.world_size, lease.asked_as = world_size, asked_as
+        self.in_parts[asked_as] = lease
+
+    def give(self, lease: Lease, rank: int) -> None:
+        """Notes that a rank has its part."""
+        lease.given_ranks = tuple(sorted({*lease.given_ranks, rank}))
+        self._marks.lease(lease)
+
+    def ack(self, lease: Lease, rank: int) -> bool:
+        """Notes that a rank has used its part; returns whether all have."""
+        lease.acked_ranks = tuple(sorted({*lease.acked_ranks, rank}))
+        self._marks.lease(lease)
+        return len(lease.acked_ranks) == lease.world_size
+
     def extend(self, lease: Lease, seconds: float, now: float) -> None:
         """Gives an open lease more time, counted from now."""
         lease.seconds, lease.expires_at = seconds, now + seconds
@@ -159,11 +185,15 @@ class LeaseBook:
 
     def _add(self, lease: Lease) -> None:
         self._open[lease.batch_id] = lease
+        if lease.asked_as is not None:
+            self.in_parts[lease.asked_as] = lease
         self._count(lease, 1)
 
     def _take_out(self, lease: Lease) -> None:
         if self._open.pop(lease.batch_id, None) is not None:
             self._count(lease, -1)
+            if lease.asked_as is not None and self.in_parts.get(lease.asked_as) is lease:
+                del self.in_parts[lease.asked_as]
 
     def _count(self, lease: Lease, sign: int) -> None:
         self.groups += sign * sum(len(unit.groups) for unit in lease.units)

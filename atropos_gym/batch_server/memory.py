@@ -259,9 +259,9 @@ class MemoryStore(Readings):
         """Takes back a batch that never arrived."""
         self._stock.put_back(lease)
 
-    def ack(self, batch_id: str) -> Lease:
-        """Ends a lease for good."""
-        return self._stock.ack(batch_id)
+    def ack(self, batch_id: str, rank: int | None = None) -> Lease:
+        """Ends a lease for good, or one rank's part of it."""
+        return self._stock.ack(batch_id, rank)
 
     def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
         """Gives a batch back, or drops it."""

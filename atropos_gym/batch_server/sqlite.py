@@ -249,7 +249,9 @@ def _lease(saved: dict[str, Any], units: Mapping[int, Unit]) -> Lease:
     for unit in held:
         unit.place = Place.LEASED
     expires_at = math.inf if saved["expires_at"] is None else saved["expires_at"]
-    changed = {"numbers": tuple(saved["numbers"]), "state": state, "expires_at": expires_at}
+    changed: dict[str, Any] = {"state": state, "expires_at": expires_at}
+    for name in ("numbers", "given_ranks", "acked_ranks"):
+        changed[name] = tuple(saved.get(name, ()))
     return Lease(**{**saved, **changed}, units=tuple(held))
 
 

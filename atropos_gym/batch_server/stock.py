@@ -15,6 +15,7 @@ from atropos_gym.batch_server.group_queue import GroupQueue, Place, StoredGroup,
 from atropos_gym.batch_server.leases import Lease, LeaseBook, LeaseState
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.marks import Marks
+from atropos_gym.batch_server.parts import Part, RankCalls, Share
 from atropos_gym.batch_server.refusals import Conflict
 from atropos_gym.batch_server.tallies import Tallies
 from atropos_gym.wire import Registration
@@ -33,11 +34,13 @@ class Request:
         groups: so many whole groups instead of ``batch_size`` sequences.
         partial: fewer groups will do, at least one.
         lease_seconds: lease instead of use up.
+        share: only one rank's part of a batch; it needs a lease.
     """
 
     groups: int | None = None
     partial: bool = False
     lease_seconds: float | None = None
+    share: Share | None = None
 
 
 class Stock:
@@ -68,6 +71,7 @@ class Stock:
         self.tallies = tallies
         self.limits = limits
         self._turn = 0
+        self._rank_calls = RankCalls()
         self._asked: int | None = None  # groups that the last request named
         self._why: tuple[object, str] = None, ""
         self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
@@ -79,6 +83,7 @@ class Stock:
         self.step, self._turn = state["step"], state["turn"]
         self.policy_version, self.groups_of_version = state["policy_version"], state["groups_of_version"]
         self.leases.number = state["batches"]
+        self._rank_calls = RankCalls(state.get("rank_calls"))
         self._aside = dict(aside)
 
     def state(self) -> dict[str, Any]:
@@ -90,6 +95,7 @@ class Stock:
             "policy_version": self.policy_version,
             "groups_of_version": self.groups_of_version,
             "batches": self.leases.number,
+            "rank_calls": self._rank_calls.state(),
         }
 
     # What comes in.
@@ -169,7 +175,21 @@ class Stock:
     # What goes out.
 
     def take(self, request: Request, now: float) -> Lease | None:
-        """Hands out the next batch, or notes in ``reason`` why there is none."""
+        """Hands out the next batch, or one rank's part of it, or notes in ``reason`` why there is none."""
+        if (share := request.share) is None:
+            return self._take(request, now)
+        name = self._rank_calls.name(share, self.leases.in_parts)
+        lease = self.leases.in_parts.get(name)
+        if lease is not None and lease.world_size != share.world_size:
+            raise Conflict(
+                f"batch {lease.batch_id} goes out in {lease.world_size} parts, not in {share.world_size}: "
+                "ack it, or give it back, before the number of ranks changes"
+            )
+        if lease is None and (lease := self._take(request, now)) is not None:
+            self.leases.divide(lease, share.world_size, name)
+        return None if lease is None else Part.of(lease, share.rank)
+
+    def _take(self, request: Request, now: float) -> Lease | None:
         assert self.config is not None, "asked before a trainer registered"
         self._asked = request.groups
         count = request.groups or self.config.groups_per_update
@@ -258,12 +278,23 @@ class Stock:
 
     def delivered(self, lease: Lease) -> None:
         """Notes that the whole batch was handed over: a plain read is used up by that."""
-        self.tallies.batches += 1
-        self.tallies.redelivered += lease.delivery > 1
-        for group in lease.groups if lease.delivery == 1 else ():
+        first = lease.whole is None or not lease.whole.given_ranks if isinstance(lease, Part) else True
+        again = isinstance(lease, Part) and lease.whole is not None and lease.rank in lease.whole.given_ranks
+        self.tallies.batches += first
+        self.tallies.redelivered += first and lease.delivery > 1
+        for group in lease.groups if lease.delivery == 1 and not again else ():
             self.tallies.count_lag(self._lag(group))
+        if isinstance(lease, Part):
+            self._given(lease)
         if lease.seconds is None and lease in self.leases:
             self._use(lease)
+
+    def _given(self, part: Part) -> None:
+        """Notes that a rank has its part, unless the batch has ended meanwhile."""
+        assert part.whole is not None
+        if part.whole in self.leases:
+            self.leases.give(part.whole, part.rank)
+            self._rank_calls.given(part)
 
     def _lag(self, group: StoredGroup) -> int | None:
         """How many versions a group is behind the newest one; None where that is unknown."""
@@ -274,7 +305,7 @@ class Stock:
     def put_back(self, lease: Lease) -> None:
         """Takes a batch back that never arrived, as if it had not been formed."""
         if lease not in self.leases:  # it ran out on the way, or everything was reset
-            return
+            return  # or it is one rank's part: the others keep theirs, and it gets the same one again
         undo_step = lease.first and lease.step == self.step
         for unit in lease.units:
             unit.deliveries -= 1
@@ -285,15 +316,27 @@ class Stock:
             self.step -= 1
         self.leases.forget(lease)
 
-    def ack(self, batch_id: str) -> Lease:
-        """Ends a lease for good: its groups were used."""
+    def ack(self, batch_id: str, rank: int | None = None) -> Lease:
+        """Ends a lease for good: its groups were used. One in parts ends when every rank has acked."""
         lease = self.leases.find(batch_id)
+        if (rank is None) != (lease.world_size is None) or (rank or 0) not in range(lease.world_size or 1):
+            parts = f"in {lease.world_size} parts: ack each with its rank" if lease.world_size else "whole"
+            raise Conflict(f"batch {batch_id} goes out {parts}, got rank {rank}")
+        if rank is not None and lease.state in (LeaseState.OPEN, LeaseState.EXPIRED):
+            return self._ack_part(lease, rank)
         if lease.state is LeaseState.EXPIRED:
             self._recover(lease, used=True)
         if lease.state is LeaseState.OPEN:
             self._use(lease)
         if lease.state is not LeaseState.ACKED:
             raise Conflict(f"batch {batch_id} was {lease.state}: it cannot be acked")
+        return lease
+
+    def _ack_part(self, lease: Lease, rank: int) -> Lease:
+        if lease.state is LeaseState.EXPIRED:
+            self._recover(lease)
+        if self.leases.ack(lease, rank):
+            self._use(lease)
         return lease
 
     def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
@@ -307,6 +350,7 @@ class Stock:
         if lease.state is LeaseState.OPEN:
             units = lease.units
             self.leases.end(lease, wanted)
+            self._rank_calls.undone(lease)
             for unit in units:
                 if drop:
                     self._set_aside(unit, f"dropped by the trainer{': ' if reason else ''}{reason[:100]}")
@@ -331,6 +375,7 @@ class Stock:
         for lease in self.leases.expired(now):
             units = lease.units
             self.leases.end(lease, LeaseState.EXPIRED)
+            self._rank_calls.undone(lease)
             for unit in units:
                 self._enqueue(unit)
 
@@ -355,7 +400,7 @@ class Stock:
                 present.append(unit)
             elif not (used and number in self._aside):
                 lost += 1
-        if lost:
+        if lost or lease.asked_as in self.leases.in_parts:
             raise Conflict(f"the lease of batch {lease.batch_id} ran out and its groups went to someone else")
         self.queue.remove(present, Place.LEASED)
         self.leases.reopen(lease, present)

@@ -108,8 +108,8 @@ class Store(Protocol):
         """Takes back a batch that never arrived."""
         ...
 
-    def ack(self, batch_id: str) -> Lease:
-        """Ends a lease for good."""
+    def ack(self, batch_id: str, rank: int | None = None) -> Lease:
+        """Ends a lease for good, or one rank's part of it."""
         ...
 
     def nack(self, batch_id: str, *, drop: bool, reason: str = "") -> Lease:
