@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ class SpokenActions:
         self.space = space
         self.format = format
         self.dialect = dialect
-        self._names = names or None
+        self._names = names if names is None or isinstance(names, Mapping | Set) else tuple(names) or None
         self._aliases = aliases or None
         # Says now what would be wrong at every reply.
         parse_action("", space, format, names=self._names, aliases=self._aliases, dialect=dialect)
@@ -126,7 +126,10 @@ class SpokenActions:
             key = None
         else:
             key = tuple(mask.tolist() if isinstance(mask, np.ndarray) else mask)
-        known = self._choices.get(key)
+        try:
+            known = self._choices.get(key)
+        except TypeError:
+            raise ConfigError(f"info['action_mask'] must have shape ({self._n},), got {mask!r}") from None
         if known is None:
             known = self._make_choice(key)
             if len(self._choices) < MAX_ANSWERS:
@@ -142,7 +145,10 @@ class SpokenActions:
             )
         mask = tuple(int(bool(allowed)) for allowed in key)
         legal = tuple(self._first + k for k, allowed in enumerate(mask) if allowed)
-        words = tuple(str(self._names[k - self._first]) if self._names else str(k) for k in legal)
+        words = tuple(
+            format_action(k, "bare_word", space=self.space, names=self._names) if self._names else str(k)
+            for k in legal
+        )
         hint = describe_format(self.format, self.space, names=self._names, legal=legal)
         return Choice(mask, legal, words, hint)
 

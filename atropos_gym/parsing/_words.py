@@ -117,7 +117,7 @@ def _in_order(names: Any, start: int) -> tuple[str, ...]:
     """
     if names is None:
         return ()
-    if isinstance(names, str | bytes | Set):
+    if isinstance(names, bytes | Set):
         raise TypeError
     if not isinstance(names, Mapping):
         return tuple(names)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from atropos_gym.errors import VerifierError
 __all__ = ["Worker", "compare", "start"]
 
 _START_SECONDS = 300.0
+_STARTS = 5
 _ANSWER_SECONDS = 60.0
 """Wall-clock time after which an answer is no longer waited for; CPU time is limited by the worker itself."""
 
@@ -98,8 +100,18 @@ class Worker:
             os.close(self._replies)
 
     def _start(self) -> None:
-        if self._process is not None:
-            return
+        begun = time.monotonic()
+        starts = 0
+        while self._process is None:
+            starts += 1
+            why = self._launch()
+            # What was killed from outside while it started, as for memory, is started again.
+            was_killed = why is not None and why[0] < 0 and time.monotonic() - begun < _START_SECONDS
+            if why is not None and (self._closed or not was_killed or starts == _STARTS):
+                raise VerifierError(_unstartable(why[1]))
+
+    def _launch(self) -> tuple[int, str] | None:
+        """Starts the process and waits until it is ready; returns its exit code and why it is not."""
         if self._closed:
             raise VerifierError("the program is ending: formulas are no longer compared")
         theirs_in, self._requests = os.pipe()
@@ -124,12 +136,12 @@ class Worker:
         except BaseException:
             self.stop()
             raise
-        if reply is None or "error" in reply:
-            process = self._process
-            self.stop()
-            raise VerifierError(
-                _unstartable(reply["error"] if reply else f"it ended with {process.returncode}")
-            )
+        if reply is not None and "error" not in reply:
+            return None
+        process = self._process
+        self.stop()
+        code = process.returncode
+        return (1, str(reply["error"])) if reply is not None else (code, f"it ended with {code}")
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Returns the reply; None where the process was lost, after which it is stopped."""

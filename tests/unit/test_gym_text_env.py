@@ -300,6 +300,19 @@ def test_answers_are_all_replies() -> None:
     assert GymTextEnv("FrozenLake-v1", names="abcd").answers[0] == "<action>a</action>"
 
 
+@pytest.mark.parametrize(
+    "names",
+    [["back", "forth"], np.array(["back", "forth"]), {"forth": 2, "back": 1}, {1: "back", 2: "forth"}],
+)
+def test_names_come_in_any_container(names: Any) -> None:
+    env = GymTextEnv(Corridor(), describe=lambda place: f"place {place}", names=names)
+    _, info = env.reset(seed=0, options={"place": 0})
+    assert info["legal_actions"] == ["forth"]
+    assert env.answers == ("<action>back</action>", "<action>forth</action>")
+    assert not say(env, "<action>forth</action>")[4].get("invalid")
+    assert contents(env)[-1].startswith("place 1")
+
+
 def test_without_names_actions_are_numbers() -> None:
     env = GymTextEnv(Corridor(), describe=str)
     env.reset(seed=0, options={"place": 1})

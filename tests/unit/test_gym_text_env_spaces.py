@@ -461,13 +461,17 @@ def test_a_mask_holds_in_every_format() -> None:
         assert drawn == {answers[k] for k, allowed in enumerate(info["action_mask"]) if allowed}
 
 
-def test_a_mask_of_another_length_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [(3, "must have an entry for each of 2 actions, got 3"), ((1, 2), r"must have shape \(2,\), got array")],
+)
+def test_a_mask_of_another_shape_is_refused_by_name(shape: Any, message: str) -> None:
     class Wrong(Anything):
         def reset(self, **keywords: Any) -> Any:
-            return super().reset(**keywords)[0], {"action_mask": np.ones(3, np.int8)}
+            return super().reset(**keywords)[0], {"action_mask": np.ones(shape, np.int8)}
 
     env = GymTextEnv(Wrong(spaces.Discrete(2), spaces.Discrete(2)))
-    with pytest.raises(ConfigError, match="must have an entry for each of 2 actions, got 3"):
+    with pytest.raises(ConfigError, match=message):
         env.reset(seed=0)
 
 

@@ -79,6 +79,27 @@ def test_a_killed_worker_is_started_again_without_a_leak(worker: _worker.Worker)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@needs_proc
+@pytest.mark.slow
+def test_a_worker_killed_while_it_starts_is_started_again(worker: _worker.Worker) -> None:
+    worker.stop()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while len(killed) < 2:
+            pid = worker.pid
+            if pid is not None and pid not in killed:
+                os.killpg(pid, signal.SIGKILL)
+                killed.append(pid)
+            threading.Event().wait(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert worker.compare(*root(7)) == "equal"
+    killer.join()
+    assert worker.pid not in killed
+
+
 def test_an_interrupt_ends_the_process_and_leaves_no_answer_for_the_next_request(
     worker: _worker.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
