@@ -25,7 +25,7 @@ from atropos_gym.cli.learner import open_learner
 from atropos_gym.cli.models import set_threads
 from atropos_gym.cli.progress import Show, Update
 from atropos_gym.cli.report import write_report
-from atropos_gym.cli.samples import write_samples
+from atropos_gym.cli.samples import play_samples, write_samples
 from atropos_gym.errors import AtroposError
 from atropos_gym.rollout.evaluation import evaluate
 from atropos_gym.rollout.service import EnvironmentService, ServiceThread
@@ -183,6 +183,7 @@ class Training:
                 row["exact_sampled"] = self.scorer.value(self.scorer.sampled(self.model))
                 if last:
                     self.folder.summary["tables"] = {"learned": letters(table), "textbook": letters()}
+            play_samples(self.folder, self.model, stage)
             self.folder.summary[stage] = row
             write_samples(self.folder, self.model, stage)
             update(episodes, f"return {result.mean:+.4f} ± {result.stderr:.4f}")

@@ -213,7 +213,7 @@ def test_what_cannot_play_is_refused(policy: Any) -> None:
 
 
 def test_numbers_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="got 0 and 512"):
+    with pytest.raises(ConfigError, match="episodes must be a whole number >= 1, got 0"):
         evaluate(Echo, "random", 0, seed=1)
 
 
