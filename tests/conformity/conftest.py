@@ -62,6 +62,7 @@ def launch(tokenizer_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Env
 
         def start(kind: str, url: str, items: int, *options: str) -> Environment:
             journal, log = tmp_path / f"{kind}.jsonl", tmp_path / f"{kind}.log"
+            journal.touch()
             command = [PYTHON, PROGRAM, kind, "--url", url, "--items", str(items)]
             command += ["--journal", journal, "--tokenizer", tokenizer_folder, *options]
             with log.open("wb") as errors:

@@ -152,6 +152,8 @@ def test_the_order_of_one_sender_is_kept(server: ServerProcess, launch: Callable
     check_delivery(environment, [group for batch in [*batches, rest] for group in batch])
 
 
+@pytest.mark.filterwarnings("ignore:this tiny model is untrained")
+@pytest.mark.filterwarnings("ignore:engine and learner disagree")  # the fake engine's logprobs are made up
 def test_our_learner_trains_from_them(
     server: ServerProcess, launch: Callable[..., Environment], tmp_path: Path
 ) -> None:
