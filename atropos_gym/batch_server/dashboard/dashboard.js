@@ -116,8 +116,8 @@
     const lines = (sums, counts) => shown
       .map((name) => ({ name, css: cssOf(name), values: rolling(series.envs[name][sums], series.envs[name][counts], WINDOW) }))
       .filter((line) => line.values.some((value) => value !== null));
-    charts.reward.draw({ ...common, join: true, more, lines: lines("scores", "sequences"), empty: "no group has come in this time" });
-    charts.staleness.draw({ ...common, join: true, zero: true, more, lines: lines("ages", "aged"), empty: "no delivered group has named its version in this time" });
+    charts.reward.draw({ ...common, join: true, more, lines: lines("scores", "sequences"), empty: "no group came in this time" });
+    charts.staleness.draw({ ...common, join: true, zero: true, more, lines: lines("ages", "aged"), empty: "no delivered group says its version" });
   }
 
   // Tables. A column is [title, value of a row, css]; a value is text or a node.
@@ -231,8 +231,8 @@
   function article(group) {
     const box = make("article", undefined, "group");
     box.innerHTML = group.head;
-    const when = make("span", clock(group.at, true), "when");
-    box.prepend(when);
+    box.dataset.number = group.number;
+    box.prepend(make("span", clock(group.at, true), "when"));
     group.episodes.forEach((episode, index) => {
       const details = make("details", undefined, "episode");
       details.id = `g${group.number}-${index}`;

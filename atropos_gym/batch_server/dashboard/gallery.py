@@ -6,6 +6,7 @@ at the moment of the question, so that they can run in a thread.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,6 +135,7 @@ class Gallery:
 
     def _heads(self, exhibit: Exhibit) -> dict[str, Any]:
         group = self._shown(exhibit)
+        _breathe()
         return {
             "number": exhibit.number,
             "at": exhibit.received_at,
@@ -182,8 +184,15 @@ class Gallery:
         said = [str(message.get("content", "")) for row in messages for message in row]
         if self.pieces.known:
             columns = packed.columns()
-            said += [self.pieces.decode(row.tolist()) for row in columns.rows(columns.tokens)]
+            for row in columns.rows(columns.tokens):
+                said.append(self.pieces.decode(row.tolist()))
+                _breathe()
         return "\n".join(said)
+
+
+def _breathe() -> None:
+    """Lets the server answer others: a thread that computes keeps them waiting at each of their steps."""
+    time.sleep(0.0005)
 
 
 def _unpacked(columns: Columns, free: Mapping[str, Any]) -> ScoredDataGroup:
