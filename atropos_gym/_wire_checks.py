@@ -90,19 +90,24 @@ def check_rows(name: str, came: int, wanted: int) -> None:
         refuse("length_mismatch", (name,), f"{name} has {came} rows, tokens {wanted}")
 
 
-def check_masks(tokens: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+def check_masks(
+    tokens: Sequence[Sequence[int]], masks: Sequence[Sequence[int]], *, keep_foreign: bool = False
+) -> NDArray[np.bool_] | None:
     """Refuses masks that are neither -100 nor the id itself, and a group without a trained id.
 
     Args:
         tokens: ids, ``[n][len]``.
         masks: of the same shape.
+        keep_foreign: take masks of any other form, such as 0 and 1, as they are.
 
     Returns:
-        Which positions of the flattened rows are trained.
+        Which positions of the flattened rows are trained; None where that is unknown because of such masks.
     """
     ids, mask = flatten(tokens, np.int64), flatten(masks, np.int64)
     trained: NDArray[np.bool_] = mask != MASKED
     wrong = trained & (mask != ids)
+    if keep_foreign and wrong.any():
+        return None
     if wrong.any():
         row, column = place(tokens, int(wrong.argmax()))
         refuse(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, to_json
 
 from atropos_gym import _wire_checks as checks
@@ -88,6 +88,7 @@ class ScoredDataGroup(BaseModel):
 
     An empty list or dict in an optional field is None. Making one checks everything (pydantic's
     ``ValidationError`` names the first bad place); ``ScoredDataGroup.model_construct`` checks nothing.
+    With the context ``{"foreign_masks": "keep"}`` masks may be anything, and logprobs stay as they are then.
 
     >>> group = ScoredDataGroup(tokens=[[5, 6, 7]], masks=[[-100, 6, 7]], scores=[1.0])
     >>> group.size, group.token_count, group.policy_version
@@ -112,16 +113,17 @@ class ScoredDataGroup(BaseModel):
     distill_logprobs: Annotated[TeacherLogprobs | None, EmptyIsNone] = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self, info: ValidationInfo) -> Self:
         """Holds what the fields must satisfy together."""
+        keep_foreign = bool(info.context and info.context.get("foreign_masks") == "keep")
         lengths = list(map(len, self.tokens))
         checks.check_lengths("masks", self.masks, lengths)
         checks.check_rows("scores", len(self.scores), len(lengths))
         for name in ("advantages", "ref_logprobs", "inference_logprobs"):
             if (rows := getattr(self, name)) is not None:
                 checks.check_lengths(name, rows, lengths)
-        trained = checks.check_masks(self.tokens, self.masks)
-        if self.inference_logprobs is not None:
+        trained = checks.check_masks(self.tokens, self.masks, keep_foreign=keep_foreign)
+        if self.inference_logprobs is not None and trained is not None:
             self.inference_logprobs = checks.clean_logprobs(self.inference_logprobs, trained)
         if self.overrides is not None:
             checks.check_rows("overrides", len(self.overrides), len(lengths))

@@ -107,23 +107,24 @@ def _is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-async def read_groups(request: Request, *, many: bool) -> list[Incoming]:
+async def read_groups(request: Request, *, many: bool, foreign_masks: str = "refuse") -> list[Incoming]:
     """Reads and checks posted groups; large bodies in a thread, so that others are answered meanwhile.
 
     Args:
         request: a post of one group, or of a list of them.
         many: whether it must be a list.
+        foreign_masks: ``"keep"`` takes masks that are neither -100 nor the id.
 
     Raises:
         GroupsRefused: 400, 415 or 422; then no group of the list may be kept.
     """
     body, media_type = await request.body(), _media_type(request)
     if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(_groups, body, media_type, many)
-    return _groups(body, media_type, many)
+        return await asyncio.to_thread(_groups, body, media_type, many, foreign_masks)
+    return _groups(body, media_type, many, foreign_masks)
 
 
-def _groups(body: bytes, media_type: str, many: bool) -> list[Incoming]:
+def _groups(body: bytes, media_type: str, many: bool, foreign_masks: str) -> list[Incoming]:
     """The fast way where it is open, else the exact one."""
     packed = media_type == MSGPACK
     if _is_json(media_type) and (groups := read_json_groups(body, many=many)) is not None:
@@ -135,7 +136,7 @@ def _groups(body: bytes, media_type: str, many: bool) -> list[Incoming]:
     if packed and (groups := read_msgpack_groups(value, many=many)) is not None:
         return groups
     try:
-        return parse_groups(value, many=many, packed=packed)
+        return parse_groups(value, many=many, packed=packed, foreign_masks=foreign_masks)
     except HTTPException as refusal:
         senders = [_sender(item) for item in (value if many and isinstance(value, list) else [value])]
         raise GroupsRefused(refusal.status_code, refusal.detail, senders) from None
@@ -181,13 +182,16 @@ def parse(body: bytes) -> Any:
     raise HTTPException(422, [_entry(kind, ("body", *path), message)])
 
 
-def parse_groups(value: Any, *, many: bool, packed: bool = False) -> list[Incoming]:
+def parse_groups(
+    value: Any, *, many: bool, packed: bool = False, foreign_masks: str = "refuse"
+) -> list[Incoming]:
     """Checks groups with the exact validator.
 
     Args:
         value: one group, or a list of them.
         many: whether it must be a list.
         packed: they came as msgpack.
+        foreign_masks: ``"keep"`` takes masks that are neither -100 nor the id.
 
     Raises:
         HTTPException: 422 that names the bad places; then no group of the list may be kept.
@@ -199,7 +203,7 @@ def parse_groups(value: Any, *, many: bool, packed: bool = False) -> list[Incomi
     for index, item in enumerate(value if many else [value]):
         root: Path = ("body", index) if many else ("body",)
         try:
-            incoming.append(_parse_group(item, packed=packed))
+            incoming.append(_parse_group(item, packed=packed, foreign_masks=foreign_masks))
         except ValidationError as error:
             details.extend(validation_details(error, root))
         except _Unstorable as error:
@@ -211,14 +215,14 @@ def parse_groups(value: Any, *, many: bool, packed: bool = False) -> list[Incomi
     return incoming
 
 
-def _parse_group(item: Any, *, packed: bool) -> Incoming:
+def _parse_group(item: Any, *, packed: bool, foreign_masks: str) -> Incoming:
     if packed:
         item = expand(item)
         if isinstance(item, dict) and "mask_bits" in item and _has_rows(item.get("tokens")):
             wanted = "one bin of ceil(len / 8) bytes a sequence, no bit behind its last token, and no masks"
             raise _Unstorable("mask_bits", ("mask_bits",), f"mask_bits must be {wanted}")
         _refuse_unstorable(item)  # bytes, names that are no strings: JSON cannot say them
-    group = ScoredDataGroup.model_validate(item)
+    group = ScoredDataGroup.model_validate(item, context={"foreign_masks": foreign_masks})
     incoming = Incoming.of(group, tuple(name for name in item if name not in ScoredDataGroup.model_fields))
     # 1e999 is legal JSON and becomes infinite; in a free field only the output shows it.
     free = to_json(incoming.free, inf_nan_mode="constants")

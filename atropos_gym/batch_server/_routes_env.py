@@ -76,7 +76,7 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
     store = desk.store
     key = key_of(request)
     try:
-        incoming = await read_groups(request, many=many)
+        incoming = await read_groups(request, many=many, foreign_masks=store.limits.foreign_masks)
     except GroupsRefused as refusal:
         for env_id in refusal.senders:
             store.count_refused(env_id, 1, refusal.reason)

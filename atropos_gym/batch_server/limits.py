@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Literal
 
 __all__ = ["BATCHES_PER_ENV", "Limits"]
 
@@ -34,6 +35,8 @@ class Limits:
         hard_bytes: most bytes of groups that are kept, bodies on their way in included; beyond it no body is
             read. 16 GiB, or half of the machine's memory where that is less.
         hold_seconds: how long a post is held by either limit, 0 to 240: its sender gives up after 300.
+        foreign_masks: what becomes of groups whose masks are neither -100 nor the id: refused, or kept as
+            they are for a trainer that knows what they mean.
         short_batch_seconds: how long the oldest group may be passed over before a smaller batch goes out.
         buffer_seconds: how long parts of a group wait for the missing ones.
         min_wait_seconds: how long a batch waits for an environment with a minimum that sends nothing.
@@ -51,6 +54,7 @@ class Limits:
     soft_bytes: int | None = None
     hard_bytes: int = field(default_factory=_hard_bytes)
     hold_seconds: float = 60.0
+    foreign_masks: Literal["refuse", "keep"] = "refuse"
     short_batch_seconds: float = 30.0
     buffer_seconds: float = 60.0
     min_wait_seconds: float = 30.0

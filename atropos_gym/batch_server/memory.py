@@ -173,6 +173,7 @@ class MemoryStore(Readings):
         self._latest = packed
         self._marks.groups.append(stored)
         self._tallies.count_unknown_fields(incoming.unknown_fields)
+        self._tallies.foreign_masks += packed.foreign_masks
         env = self._envs.touch(env_id, now)
         if env is not None:
             env.count(packed)

@@ -130,6 +130,11 @@ class PackedGroup:
         return int(self._header()[1])
 
     @property
+    def foreign_masks(self) -> bool:
+        """Whether a mask is neither -100 nor the id."""
+        return bool(self._header()[0] & VERBATIM_MASKS)
+
+    @property
     def lengths(self) -> Ints:
         """Ids in each sequence, ``[n]``."""
         return np.frombuffer(self.data, "<i4", self.size, HEADER.size)

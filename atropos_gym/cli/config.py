@@ -100,6 +100,12 @@ class Config(BaseModel):
     """URL of a batch server: run as an environment service that posts there until the run is finished."""
     max_batches_ahead: int = _setting(3, "collection", "collect", ge=1)
     """Batches that the service may be ahead of the trainer."""
+    weight: float = _setting(1.0, "collection", "collect", ge=0)
+    """What the service plays of a version's groups, relative to other services at the same server."""
+    min_batch_allocation: float | None = _setting(None, "collection", "collect", ge=0, le=1)
+    """Share of every batch that is the service's at least."""
+    state: Path | None = _setting(None, "collection", "collect")
+    """File in which the service keeps how far it is; started again with it, it goes on from there."""
 
     # Learner
     updates: int = _setting(100, "learner", "train", ge=0)
@@ -175,6 +181,9 @@ class Config(BaseModel):
     the machine's memory."""
     max_body_bytes: int = _setting(256 * 2**20, "server limits", "serve", ge=1)
     """Largest body of a request, after inflation."""
+    foreign_masks: Literal["refuse", "keep"] = _setting("refuse", "server limits", "serve")
+    """What becomes of groups whose masks are neither -100 nor the id, such as 0 and 1: refused, or kept as
+    they are, counted and shown, for a trainer that knows what they mean."""
     short_batch_seconds: float = _setting(30.0, "server limits", "serve", ge=0)
     """Where no groups sum to the batch size for so long, a smaller batch goes out; a trainer that registers
     with `exact_batches` never gets one."""
@@ -190,12 +199,16 @@ class Config(BaseModel):
     """A group that was handed out so often and never acknowledged is set aside."""
 
     # Evaluation
-    episodes: int = _setting(1000, "evaluation", "train eval", ge=2)
+    episodes: int = _setting(1000, "evaluation", "train eval collect", ge=2)
     """Episodes of each evaluation."""
     final_episodes: int | None = _setting(None, "evaluation", "train", ge=2)
     """Episodes of the last evaluation; null: as many as the others."""
     eval_every: int = _setting(10, "evaluation", "train", ge=1)
     """Updates between exact values on the learning curve (Blackjack only)."""
+    evaluate_every: int | None = _setting(None, "evaluation", "collect", ge=1)
+    """Steps of the trainer between evaluations by the service; null makes none."""
+    evaluate_split: str | None = _setting(None, "evaluation", "collect")
+    """Split of the data that the service evaluates on, such as `test`; null: the one that it plays."""
     deterministic: bool = _setting(True, "evaluation", "eval")
     """Play greedily; `--no-deterministic` samples at temperature 1."""
 
