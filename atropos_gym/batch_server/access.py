@@ -139,8 +139,10 @@ class Guard:
         if _same(said, self.access.token):
             return None
         if not _same(said, self.access.env_token):
-            challenge = {"WWW-Authenticate": 'Bearer, Basic realm="rollouts"'}
-            return JSONResponse({"detail": "missing or wrong token"}, 401, challenge)
+            refusal = JSONResponse({"detail": "missing or wrong token"}, 401)
+            for challenge in ("Bearer", 'Basic realm="rollouts"'):  # browsers read only one from each line
+                refusal.headers.append("WWW-Authenticate", challenge)
+            return refusal
         if (scope["method"], scope["path"]) in ENV_CALLS:
             return None
         call = f"{scope['method']} {scope['path']}"[:100]
