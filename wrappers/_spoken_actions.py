@@ -89,7 +89,8 @@ class SpokenActions:
         self.space = space
         self.format = format
         self.dialect = dialect
-        self._names = names if names is None or isinstance(names, Mapping | Set) else tuple(names) or None
+        is_ordered = names is not None and not isinstance(names, Mapping | Set)
+        self._names: Any = (tuple(names) or None) if is_ordered else names
         self._aliases = aliases or None
         # Says now what would be wrong at every reply.
         parse_action("", space, format, names=self._names, aliases=self._aliases, dialect=dialect)

@@ -38,7 +38,7 @@ def parse_action(
     space: Space[Any],
     format: str = "tag",
     *,
-    names: Sequence[Any] | Mapping[str, Any] | None = None,
+    names: Sequence[Any] | Mapping[Any, Any] | None = None,
     aliases: Sequence[Any] | Mapping[str, Any] | None = None,
     legal: Collection[Any] | None = None,
     dialect: str | None = None,
@@ -51,8 +51,9 @@ def parse_action(
             ``Box``, ``MultiDiscrete`` and ``MultiBinary``; ``json`` and ``tool_call`` for these and for
             ``Dict`` and ``Tuple`` of them.
         format: the declared container, one of ``ACTION_FORMATS``. There is no second look at the prose.
-        names: one word for each action of a ``Discrete`` space, in order from ``space.start``. For ``Dict``
-            and ``Tuple`` they mirror the space: a mapping or a sequence by part, None for a part without.
+        names: one word for each action of a ``Discrete`` space, in order from ``space.start``, or a
+            mapping that says which is whose. For ``Dict`` and ``Tuple`` they mirror the space: a mapping or a
+            sequence by part, None for a part without.
         aliases: further texts and the actions they stand for; they mirror the space too.
         legal: the actions allowed now, as values of the space; None allows all.
         dialect: of ``tool_call`` alone: how calls are written, see ``parse_tool_calls``; None is ``hermes``.

@@ -60,16 +60,22 @@ def exact_return(
 
     What is left to 1 is invalid: it pays ``invalid_reward``, and the turn is over.
     """
+    moves = np.array(
+        [
+            (state, action, *outcome)
+            for state, actions in env.P.items()
+            for action, outcomes in actions.items()
+            for outcome in outcomes
+        ],
+        dtype=float,
+    )
+    states, acted, after = moves[:, [0, 1, 3]].astype(int).T
+    probability, reward, over = moves[:, [2, 4, 5]].T
     values = np.zeros(len(chance))
     for _ in range(turns):
-        new = (1 - chance.sum(1)) * (invalid_reward + values)
-        for state, actions in env.P.items():
-            for action, outcomes in actions.items():
-                if chance[state, action]:
-                    for probability, after, reward, over in outcomes:
-                        gain = reward + (0 if over else values[after])
-                        new[state] += chance[state, action] * probability * gain
-        values = new
+        gain = chance[states, acted] * probability * (reward + (1 - over) * values[after])
+        values = (1 - chance.sum(1)) * (invalid_reward + values)
+        np.add.at(values, states, gain)
     return float(start @ values)
 
 

@@ -83,7 +83,7 @@ def test_every_format_is_tried() -> None:
 
 
 @pytest.mark.parametrize("place", range(len(ALL)))
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**31 - 1))
 def test_what_is_said_for_an_action_is_read_as_that_action(place: int, seed: int) -> None:
     space, names = ALL[place]
