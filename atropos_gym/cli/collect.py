@@ -17,7 +17,7 @@ from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.episode import EpisodeGroup
-from atropos_gym.rollout.service import EnvironmentService
+from atropos_gym.rollout.service import EnvironmentService, Evaluation
 from atropos_gym.rollout.writers import JSONLWriter, write_html
 
 __all__ = ["run"]
@@ -53,6 +53,10 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
         url,
         name=config.name,
         max_batches_ahead=config.max_batches_ahead,
+        weight=config.weight,
+        min_batch_allocation=config.min_batch_allocation,
+        state=config.state,
+        evaluation=_evaluation(config, show),
         on_post=lambda groups: show.say(_posted(groups)),
         **_settings(config, sampling),
     )
@@ -64,6 +68,18 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
     show.say(f"{service.name}: serving the trainer at {url}; Ctrl-C ends it")
     asyncio.run(service.run())
     print(f"the trainer has finished: {service.report['posted']} groups posted")
+
+
+def _evaluation(config: Config, show: Show) -> Evaluation | None:
+    if config.evaluate_every is None:
+        return None
+    return Evaluation(
+        every=config.evaluate_every,
+        episodes=config.episodes,
+        seed=config.seed,
+        env_kwargs={} if config.evaluate_split is None else {"split": config.evaluate_split},
+        on_result=lambda step, result: show.say(f"evaluation at step {step}: {result}"),
+    )
 
 
 def _settings(config: Config, sampling: SamplingParams) -> dict[str, Any]:

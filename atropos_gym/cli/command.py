@@ -23,6 +23,7 @@ __all__ = ["Command", "pairs", "parse"]
 
 #: What some verbs are about: a word that is no flag, and what ``--help`` says of it.
 TARGETS = {
+    "collect": ("ENV", "the same as --env ENV"),
     "play": (
         "ENV",
         "an environment's id (`atropos-gym envs` lists the ready ones), or module:Class. Every line that is "
@@ -136,6 +137,10 @@ def parse(words: Sequence[str]) -> Command | None:
     if rest:
         _refuse(spoken.verb, rest[0])
     flags = _flags(spoken)
+    if spoken.target and "env" in Config.reads(spoken.verb):
+        if "env" in flags:
+            raise ConfigError(f"two environments: {spoken.target} and --env {flags['env']}; give one")
+        flags["env"] = spoken.target
     if spoken.verb == "train" and spoken.resume is not None:
         if flags or spoken.config is not None:
             named = ", ".join(_flag(name) for name in flags) or "--config"
@@ -186,7 +191,8 @@ def _parser() -> _Parser:
 def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
     if verb in TARGETS:
         metavar, about = TARGETS[verb]
-        sub.add_argument("target", metavar=metavar, help=about)
+        optional = "env" in Config.reads(verb)  # where there is a flag for it too
+        sub.add_argument("target", metavar=metavar, help=about, nargs="?" if optional else None)
     for name, settings in OPTIONS.get(verb, {}).items():
         flags = ["-o", "--out"] if name == "out" else [_flag(name)]
         sub.add_argument(*flags, dest=f"option_{name}", **settings)

@@ -1,0 +1,59 @@
+"""``atropos-gym collect`` as a service: what the command line says reaches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atropos_gym.cli import collect
+from atropos_gym.cli.command import parse
+from atropos_gym.cli.progress import Show
+from atropos_gym.engines import SamplingParams
+from atropos_gym.errors import ConfigError
+from atropos_gym.rollout.service import EnvironmentService
+from tests.unit.rollout_cases import saying
+
+
+def service_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> EnvironmentService:
+    """The service that a command line makes; it is not run."""
+    made: list[EnvironmentService] = []
+
+    async def run(self: EnvironmentService) -> None:
+        made.append(self)
+        self.collector.close()
+
+    monkeypatch.setattr(EnvironmentService, "run", run)
+    command = parse(["collect", "--to", "http://127.0.0.1:1", "--policy", "x", *words])
+    assert command is not None and command.config.to is not None
+    collect._serve(command.config, command.config.to, saying("ja"), SamplingParams(max_tokens=8), Show())
+    return made[0]
+
+
+def test_the_environment_is_the_word_that_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert service_of(monkeypatch, "atropos/Taxi-v0").name == "atropos/Taxi-v0"
+    assert service_of(monkeypatch, "--env", "atropos/Taxi-v0").name == "atropos/Taxi-v0"
+    with pytest.raises(ConfigError, match="two environments: a and --env b; give one"):
+        parse(["collect", "a", "--env", "b"])
+
+
+def test_without_a_word_about_it_there_is_no_evaluation_and_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = service_of(monkeypatch)
+    assert service._evaluation is None and service._position.next_number == 0
+
+
+def test_evaluation_share_and_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--evaluate-every", "7", "--episodes", "30", "--evaluate-split", "test", "--weight", "2"]
+    words += ["--min-batch-allocation", "0.25", "--state", str(tmp_path / "state.json"), "--seed", "3"]
+    service = service_of(monkeypatch, *words)
+    evaluation: Any = service._evaluation
+    assert (evaluation.every, evaluation.episodes, evaluation.seed) == (7, 30, 3)
+    assert evaluation.env_kwargs == {"split": "test"}
+    assert (service._weight, service._min_batch_allocation) == (2.0, 0.25)
+    evaluation.on_result(14, "0.5 ± 0.1")
+    assert "evaluation at step 14: 0.5 ± 0.1" in "".join(capsys.readouterr())
+    service._position.posted([4])
+    assert service_of(monkeypatch, *words).collector.next_number == 5
