@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 from typing import Self
@@ -88,6 +88,9 @@ class Unit:
         came_under: newest version of the policy when it came, or to which that moved on while it was queued;
             groups that name no version count for this one.
         place: where it is now.
+        number: its place in the queue.
+        env_id: whose it is.
+        sequences: sequences of all its groups.
     """
 
     groups: tuple[StoredGroup, ...]
@@ -96,21 +99,15 @@ class Unit:
     passed_at: float | None = None
     came_under: int | None = None
     place: Place = Place.GONE
+    number: int = field(init=False)
+    env_id: int | None = field(init=False)
+    sequences: int = field(init=False)
 
-    @property
-    def number(self) -> int:
-        """Its place in the queue."""
-        return self.groups[0].number
-
-    @property
-    def env_id(self) -> int | None:
-        """Whose it is."""
-        return self.groups[0].env_id
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of all its groups."""
-        return sum(group.sequences for group in self.groups)
+    def __post_init__(self) -> None:
+        # Looked at for every unit of the queue whenever a batch is formed.
+        self.number = self.groups[0].number
+        self.env_id = self.groups[0].env_id
+        self.sequences = sum(group.sequences for group in self.groups)
 
     @property
     def tokens(self) -> int:
