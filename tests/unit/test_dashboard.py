@@ -210,6 +210,21 @@ def test_text_is_found_over_ids_in_messages_and_by_name() -> None:
     assert numbers(gallery, find="nowhere") == []
 
 
+def test_it_is_said_which_episodes_say_it() -> None:
+    def found(gallery: Gallery, find: str) -> list[list[bool]]:
+        page = gallery.page(gallery.all(), find=find)
+        return [[episode["found"] for episode in one["episodes"]] for one in page["groups"]]
+
+    said = [list(b"one two"), list(b"two three")]
+    made = pack_group(ScoredDataGroup(tokens=said, masks=said, scores=[0.0, 1.0]))
+    for pieces, three in ((BYTES, "Three"), (Pieces.unknown(), "116 104 114")):
+        gallery = Gallery(pieces)
+        gallery.add(Exhibit(1, made, "counting", None, 0.0))
+        assert found(gallery, three) == [[False, True]]
+        assert found(gallery, "counting") == [[False, False]]
+        assert found(gallery, "") == [[False, False]]
+
+
 def test_without_pieces_ids_in_a_row_are_found() -> None:
     gallery = Gallery()
     gallery.add(exhibit(1, "abc"))

@@ -224,7 +224,7 @@
     $("on").disabled = !more;
     $("on").dataset.before = groups.at(-1)?.number ?? "";
     $("newer").hidden = true;
-    const first = list.querySelector("details");
+    const first = list.querySelector("details.found") ?? list.querySelector("details");
     if (first) first.open = true;
   }
 
@@ -234,7 +234,7 @@
     box.dataset.number = group.number;
     box.prepend(make("span", clock(group.at, true), "when"));
     group.episodes.forEach((episode, index) => {
-      const details = make("details", undefined, "episode");
+      const details = make("details", undefined, episode.found ? "episode found" : "episode");
       details.id = `g${group.number}-${index}`;
       details.innerHTML = `<summary>${episode.head}<span class="chip">${episode.ids.toLocaleString()} ids</span></summary>`;
       details.addEventListener("toggle", () => { if (details.open) fill(details, group.number, index); });

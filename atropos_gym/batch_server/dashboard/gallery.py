@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_gym.batch_server.packed import Columns, PackedGroup
+from atropos_gym.batch_server.packed import Columns, Ints, PackedGroup
 from atropos_gym.html import (
     Pieces,
     ShownEpisode,
@@ -117,7 +117,7 @@ class Gallery:
         found = self._found(exhibits, find.strip(), before)
         shown = [one for _, one in zip(range(count), found, strict=False)]
         return {
-            "groups": [self._heads(one) for one in shown],
+            "groups": [self._heads(one, find.strip()) for one in shown],
             "more": next(found, None) is not None,
             "kept": len(exhibits),
         }
@@ -133,7 +133,7 @@ class Gallery:
             parts.append(f'<p class="dim">{left_out:,} more ids are not drawn here.</p>')
         return "".join(parts)
 
-    def _heads(self, exhibit: Exhibit) -> dict[str, Any]:
+    def _heads(self, exhibit: Exhibit, find: str) -> dict[str, Any]:
         group = self._shown(exhibit)
         _breathe()
         return {
@@ -141,7 +141,11 @@ class Gallery:
             "at": exhibit.received_at,
             "head": group_head(group),
             "episodes": [
-                {"head": episode_head(one), "ids": sum(len(row.ids) for row in one.rows)}
+                {
+                    "head": episode_head(one),
+                    "ids": sum(len(row.ids) for row in one.rows),
+                    "found": bool(find) and self._says(one, find),
+                }
                 for one in group.episodes
             ],
         }
@@ -176,18 +180,27 @@ class Gallery:
                 self._texts[exhibit.number] = text
         if wanted in text:
             return True
-        return not self.pieces.known and _holds(exhibit.packed.columns(), find)
+        columns = exhibit.packed.columns()
+        return not self.pieces.known and _holds(columns.rows(columns.tokens), find)
+
+    def _says(self, episode: ShownEpisode, find: str) -> bool:
+        """Whether this very episode says what a group was found by."""
+        rows = [np.asarray(row.ids) for row in episode.rows]
+        wanted = find.lower()
+        return any(wanted in said.lower() for said in self._said(rows, episode.messages)) or (
+            not self.pieces.known and _holds(rows, find)
+        )
 
     def _text(self, packed: PackedGroup) -> str:
         """All that a group says: its messages, and its ids where their pieces are known."""
-        messages = packed.free().get("messages") or []
-        said = [str(message.get("content", "")) for row in messages for message in row]
-        if self.pieces.known:
-            columns = packed.columns()
-            for row in columns.rows(columns.tokens):
-                said.append(self.pieces.decode(row.tolist()))
-                _breathe()
-        return "\n".join(said)
+        columns, messages = packed.columns(), packed.free().get("messages") or []
+        return "\n".join(self._said(columns.rows(columns.tokens), [one for row in messages for one in row]))
+
+    def _said(self, rows: Sequence[Ints], messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        yield from (str(message.get("content", "")) for message in messages)
+        for row in rows if self.pieces.known else ():
+            yield self.pieces.decode(row.tolist())
+            _breathe()
 
 
 def _breathe() -> None:
@@ -211,13 +224,13 @@ def _unpacked(columns: Columns, free: Mapping[str, Any]) -> ScoredDataGroup:
     return ScoredDataGroup.model_construct(**values)
 
 
-def _holds(columns: Columns, find: str) -> bool:
+def _holds(rows: Sequence[Ints], find: str) -> bool:
     """Whether a row holds these ids one behind the other; False where ``find`` is no list of ids."""
     words = find.replace(",", " ").split()
     if not words or not all(word.isdecimal() and len(word) < 10 for word in words):
         return False
     wanted = np.array(words, np.int64)
-    for row in columns.rows(columns.tokens):
+    for row in rows:
         if len(row) >= len(wanted):
             windows = np.lib.stride_tricks.sliding_window_view(row, len(wanted))
             if bool((windows == wanted).all(axis=1).any()):
