@@ -257,6 +257,45 @@ def test_two_services_make_one_batch_together() -> None:
     assert sum(service.report["posted"] for service in services) <= GROUPS + 1, "shares are rounded up"
 
 
+def test_services_share_a_batch_by_weight_and_a_minimum_holds_when_they_play_ahead() -> None:
+    """Exactly 8 groups a version, 3 to 1; then batches of 8, of which the second gets half."""
+    network = Network()
+    one = service_of(network, name="one", weight=3.0)
+    two = service_of(network, name="two", seed=1, min_batch_allocation=0.5)
+
+    async def all_of_it() -> tuple[Counter[str], list[Counter[str]]]:
+        trainer = Trainer(network)
+        running = [asyncio.create_task(service.run()) for service in (one, two)]
+        await trainer.start(groups_per_update=8)
+        await asyncio.sleep(3)
+        await trainer.publish(0)
+        await asyncio.sleep(3)
+        names = {
+            env["env_id"]: env["name"] for env in (await trainer.client._http.get("/envs")).json()["envs"]
+        }
+
+        def shares(groups: list[ScoredDataGroup]) -> Counter[str]:
+            return Counter(names[group.env_id or 0] for group in groups)
+
+        exact = shares(await trainer.take(8))
+        trainer.run = "r2"
+        await trainer.client.register(takeover=True, batch_size=32, num_steps=-1)
+        await trainer.publish(1)
+        batches = []
+        for _ in range(4):
+            batch = await trainer.client.batch(wait_seconds=600)
+            assert batch is not None
+            batches.append(shares(batch.groups))
+        await trainer.finish()
+        await asyncio.gather(*running)
+        await trainer.client.close()
+        return exact, batches
+
+    exact, batches = run_moved(all_of_it())
+    assert exact == {"one": 6, "two": 2}
+    assert all(batch["two"] >= 4 for batch in batches), batches
+
+
 # -- ahead ---------------------------------------------------------------------------------------------------
 
 
