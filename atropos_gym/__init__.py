@@ -39,6 +39,9 @@ _PUBLIC = {
     "make_engine": "atropos_gym.engines",
 }
 
+# Packages of the extra `learn`: the core does without them.
+_LEARN = {"torch", "transformers", "peft", "safetensors", "stable_baselines3"}
+
 __all__ = sorted([*_PUBLIC, "__version__"])
 
 
@@ -46,7 +49,14 @@ def __getattr__(name: str) -> Any:
     """Loads a public name on first use."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'atropos_gym' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    try:
+        module = importlib.import_module(_PUBLIC[name])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in _LEARN:
+            error.msg = f"{name} needs {package}, which is not installed: pip install 'atropos-gym[learn]'"
+        raise
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

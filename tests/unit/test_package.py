@@ -45,6 +45,16 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known_ones() -> No
         atropos_gym.Colector  # noqa: B018
 
 
+def test_a_name_of_the_extra_says_how_to_install_it() -> None:
+    code = (
+        "import sys; sys.modules['stable_baselines3'] = None; import atropos_gym\n"
+        "try: atropos_gym.GRPO\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    said = "GRPO needs stable_baselines3, which is not installed: pip install 'atropos-gym[learn]'"
+    assert python(code) == said
+
+
 @pytest.mark.parametrize("folder", ["wrappers", "envs", "trainers"])
 def test_an_outer_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
     with pytest.raises(ImportError, match=f"atropos_gym.{folder}"):
