@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from atropos_gym.tokenizers.plain_encoding import BLANK, Encoded, PlainEncoder
+from atropos_gym.tokenizers.spellings import any_of
 
 __all__ = ["ControlText", "well_formed"]
 
@@ -38,7 +39,7 @@ class ControlText:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._added = {added[i].content: (i, added[i]) for i in control}
-        spellings = "|".join(re.escape(s) for s in sorted(self._added, key=len, reverse=True)) or "(?!)"
+        spellings = any_of(self._added)
         self._spelled = re.compile(spellings)
         # A template may cut through marks (content[1:]): one of the two is enough to keep a spelling text.
         self._pieces = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from atropos_gym.errors import TemplateError
 from atropos_gym.tokenizers.control_text import ControlText
 from atropos_gym.tokenizers.plain_encoding import PlainEncoder
+from atropos_gym.tokenizers.spellings import any_of
 from tests.tools.imitation_tokenizers import SPECIAL, TAGS, tiny_tokenizer
 
 # content: (lstrip, rstrip, single_word, normalized)
@@ -118,3 +120,19 @@ def test_a_vocabulary_that_spells_a_control_token_is_told() -> None:
     backend = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
     with pytest.raises(TemplateError, match="control id 0"):
         PlainEncoder(backend, frozenset({0})).encode("<s>")
+
+
+@given(
+    st.lists(st.text(alphabet="ab<|é.(", min_size=1, max_size=5), max_size=12),
+    st.text(alphabet="ab<|é.(", max_size=30),
+)
+@settings(max_examples=200)
+def test_a_pattern_of_many_spellings_finds_the_longest(spellings: list[str], text: str) -> None:
+    plain = "|".join(re.escape(s) for s in sorted(spellings, key=len, reverse=True)) or "(?!)"
+    assert re.findall(any_of(spellings), text) == re.findall(plain, text)
+    assert re.findall(f"{any_of(spellings)}(?=b)", text) == re.findall(f"(?:{plain})(?=b)", text)
+
+
+def test_spellings_that_go_on_from_one_another_nest() -> None:
+    runs = ["\n" * length for length in range(1, 33)]
+    assert re.findall(any_of(runs), "\n" * 40 + "x\n") == ["\n" * 32, "\n" * 8, "\n"]
