@@ -1,14 +1,16 @@
-"""Whatever is sent to whatever route: never a 5xx, always JSON, nothing left behind, and the server goes on."""
+"""Whatever is sent to whatever route: never a 5xx, always JSON, nothing left behind; the server goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import gzip
 import json
 import statistics
 import time
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -235,15 +237,17 @@ def test_refused_bodies_leave_nothing_in_memory(content: bytes) -> None:
             for _ in range(count):
                 assert (await http.post("/scored_data", content=content, headers=headers)).status_code >= 400
 
-    asyncio.run(post(20))  # what is kept once: caches, counters by reason
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        asyncio.run(post(60))
-        grown = tracemalloc.get_traced_memory()[0] - before
+        sizes = []
+        for _ in range(5):
+            asyncio.run(post(30))
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert grown < 100_000
+    # What is kept once, such as a counter, is there after the first round; what is left behind comes each time.
+    assert min(after - before for before, after in pairwise(sizes)) < 5_000
     assert server.send()["status"] == "received"
 
 
