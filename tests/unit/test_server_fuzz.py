@@ -246,7 +246,7 @@ def test_refused_bodies_leave_nothing_in_memory(content: bytes) -> None:
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    # What is kept once, such as a counter, is there after the first round; what is left behind comes each time.
+    # What is kept once, such as a counter, is there after the first round; what is left behind comes again.
     assert min(after - before for before, after in pairwise(sizes)) < 5_000
     assert server.send()["status"] == "received"
 
