@@ -105,6 +105,7 @@ def test_each_field_is_a_flag_of_the_verbs_that_read_it(verb: str) -> None:
         "history": "whole",
         "dtype": "float32",
         "entropy_over": "ids",
+        "foreign_masks": "keep",
         "episodes": "2",
         "group_size": "2",
         "final_episodes": "2",
