@@ -1,12 +1,13 @@
-"""Where the Python with `atroposlib` is, and its environments as processes."""
+"""Where the Python with `atroposlib` is; its environments and our server as processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,21 @@ def launch(tokenizer_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Env
             return Environment(kind, items, journal, process, log)
 
         yield start
+
+
+@contextmanager
+def serving(*options: object) -> Iterator[str]:
+    """``atropos-gym serve`` as people start it, on a free port; yields its URL."""
+    command = [sys.executable, "-m", "atropos_gym", "serve", "--port", "0", *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

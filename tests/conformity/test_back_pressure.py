@@ -6,56 +6,35 @@ the answer is a 5xx, with pauses of a second or two, and then drops the group; s
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
-from tests.conformity.conftest import Environment
+from tests.conformity.conftest import Environment, serving
 from tests.conformity.test_atropos_envs import REGISTRATION, call, check_delivery, train
 
 pytestmark = [pytest.mark.atropos, pytest.mark.timeout(300)]
 
 GROUPS = 40
-PROGRAM = """
-from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.serve import serve
-serve(port=0, limits=Limits({limits}))
-"""
 
 
-@contextmanager
-def serving(limits: str) -> Iterator[str]:
-    command = [sys.executable, "-c", PROGRAM.format(limits=limits)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        call(f"{url}/register", REGISTRATION)
-        call(f"{url}/batch")
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def until_begun(environment: Environment) -> None:
+def start(url: str, launch: Callable[..., Environment]) -> Environment:
+    """Registers a trainer that takes nothing yet; returns an environment whose posts are all under way."""
+    call(f"{url}/register", REGISTRATION)
+    call(f"{url}/batch")
+    environment = launch("single", url, GROUPS, "--burst")
     deadline = time.monotonic() + 60
     while len(environment.lines("begun")) < GROUPS:
         assert environment.running() and time.monotonic() < deadline
         time.sleep(0.1)
     time.sleep(2)  # whatever can be answered is answered by now
+    return environment
 
 
 def test_beyond_the_soft_limit_groups_are_taken_and_replies_wait(launch: Callable[..., Environment]) -> None:
-    with serving("soft_groups=10, hold_seconds=60") as url:
-        environment = launch("single", url, GROUPS, "--burst")
-        until_begun(environment)
+    with serving("--soft-groups", 10) as url:
+        environment = start(url, launch)
         status = call(f"{url}/status")
         assert status["queue_size"] == GROUPS, "all of them are in, whatever the senders do now"
         assert len(environment.lines("answered")) <= 10 + 1
@@ -63,9 +42,8 @@ def test_beyond_the_soft_limit_groups_are_taken_and_replies_wait(launch: Callabl
 
 
 def test_at_the_hard_limit_bodies_wait_outside(launch: Callable[..., Environment]) -> None:
-    with serving("hard_bytes=8_000, hold_seconds=10") as url:
-        environment = launch("single", url, GROUPS, "--burst")
-        until_begun(environment)
+    with serving("--hard-bytes", 8_000) as url:
+        environment = start(url, launch)
         inside = call(f"{url}/status")["queue_size"]
         assert 0 < inside < GROUPS
         finish(environment, url)
