@@ -151,8 +151,8 @@ class Readings:
             "num_steps": config.num_steps,
         }
 
-    def status(self) -> dict[str, Any]:
-        """Body of GET ``/status``."""
+    def gauges(self) -> dict[str, Any]:
+        """What of ``/status`` costs nothing to read."""
         return {
             "current_step": self._stock.step,
             "queue_size": self._stock.queue.groups,
@@ -160,8 +160,11 @@ class Readings:
             "leased_groups": self._stock.leases.groups,
             "policy_version": self._policies.version,
             "finished": self._policies.finished,
-            "reason": self.why_none(),
         }
+
+    def status(self) -> dict[str, Any]:
+        """Body of GET ``/status``."""
+        return {**self.gauges(), "reason": self.why_none()}
 
     def status_env(self, env_id: int) -> dict[str, Any]:
         """Body of GET ``/status-env``; its ``queue_size`` counts in groups of the asking environment."""

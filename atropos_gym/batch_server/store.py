@@ -144,6 +144,10 @@ class Store(Protocol):
         """Body of POST ``/register-env`` for a registered environment."""
         ...
 
+    def gauges(self) -> dict[str, Any]:
+        """What of ``/status`` costs nothing to read."""
+        ...
+
     def status(self) -> dict[str, Any]:
         """Body of GET ``/status``."""
         ...

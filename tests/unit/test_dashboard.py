@@ -126,6 +126,11 @@ SENTENCES = [
         "no group has come yet, though 2 environments",
     ),
     (replace(RUNNING, trainer=90.0, queue_groups=9), "bad", "last heard of 2 min ago; 9 groups wait"),
+    (
+        replace(RUNNING, trainer=90.0, queue_groups=9, reason="old"),
+        "bad",
+        "last heard of 2 min ago; 9 groups",
+    ),
     (replace(RUNNING, trainer=90.0, leased_groups=8), "wait", "2 min ago and holds 8 groups under a lease;"),
     (replace(RUNNING, held_posts=4), "wait", "so 4 posts are held until it has taken a batch"),
     (replace(RUNNING, connected=0), "bad", "No environment is connected (2 registered before): nothing"),

@@ -27,7 +27,7 @@ class Situation:
         queue_groups: groups that wait.
         leased_groups: groups that a trainer has and has not acked.
         held_posts: posts that wait because too much is queued.
-        reason: why the last request got no batch; "" where it got one.
+        reason: why the trainer, which asks, gets no batch; "" where it got one.
         received: when the last group came.
         delivered: when the last batch went out.
         trainer: when the trainer was last heard of.
@@ -64,7 +64,7 @@ def why(now: Situation) -> tuple[Tone, str]:
         return "good", "The run has finished: the trainer said so, and environments stop."
     if not now.started:
         return "wait", "A trainer has registered but not asked for a batch yet; environments wait for that."
-    if now.reason:
+    if now.reason and not _quiet(now.trainer):
         return _no_batch(now)
     if now.held_posts:
         return "wait", (
@@ -92,7 +92,8 @@ def _no_batch(now: Situation) -> tuple[Tone, str]:
     """The trainer asked and got nothing: the server's own reason, and who is behind it."""
     sentence = f"The trainer waits for a batch: {now.reason}"
     if not now.connected:
-        return "bad", f"{sentence}; no environment is connected{_ever(now)}."
+        said = "" if "no environment is connected" in sentence else "; no environment is connected"
+        return "bad", f"{sentence}{said}{_ever(now)}."
     if _quiet(now.received) or now.received is None:
         since = "no group has come yet" if now.received is None else f"none for {duration(now.received)}"
         return (

@@ -63,7 +63,7 @@ class Dashboard:
 
     def delivered(self, lease: Lease) -> None:
         """Notes a batch that goes out."""
-        newest = self._desk.store.status()["policy_version"]
+        newest = self._desk.store.gauges()["policy_version"]
 
         def age(version: int | None) -> int | None:
             return None if version is None or newest is None else max(0, newest - version)
@@ -78,7 +78,7 @@ class Dashboard:
 
     def look(self) -> None:
         """Reads the gauges."""
-        status = self._desk.store.status()
+        status = self._desk.store.gauges()
         gauges = {
             "queue_groups": status["queue_size"],
             "queue_sequences": status["queue_sequences"],
@@ -96,13 +96,14 @@ class Dashboard:
         self.look()
         envs, health, trainer, leases = store.envs(), store.health(), store.trainer(), store.leases()
         policy = store.policy(now)
-        tone, sentence = why(self._situation(envs, health, trainer, policy.finished, now))
+        status = store.status()
+        tone, sentence = why(self._situation(status, envs, health, trainer, now))
         return {
             "now": now,
             "started_at": self.started_at,
             "why": {"tone": tone, "text": sentence},
             "warnings": [text for text in health["warnings"] if not text.startswith("no batch: ")],
-            "status": store.status(),
+            "status": status,
             "rates": {name: self.history.rate(name, now) for name in ("groups_in", "groups_out", "ids_in")},
             "trainer": trainer,
             "policy": policy.model_dump(),
@@ -131,13 +132,13 @@ class Dashboard:
 
     def _situation(
         self,
+        status: dict[str, Any],
         envs: list[dict[str, Any]],
         health: dict[str, Any],
         trainer: dict[str, Any],
-        finished: bool,
         now: float,
     ) -> Situation:
-        store, history, status = self._desk.store, self.history, self._desk.store.status()
+        store, history = self._desk.store, self.history
 
         def ago(moment: float | None) -> float | None:
             return None if moment is None else now - moment
@@ -146,13 +147,14 @@ class Dashboard:
             failing=store.failing,
             registered=store.registered,
             started=health["started"],
-            finished=finished,
+            finished=status["finished"],
             connected=sum(env["connected"] for env in envs),
             known=len(envs),
             queue_groups=status["queue_size"],
             leased_groups=status["leased_groups"],
             held_posts=self._desk.held_posts,
-            reason=store.reason,
+            # Of the last request; what holds it up may be another thing by now, or nothing any more.
+            reason=status["reason"] if store.reason else "",
             received=ago(history.received_at),
             delivered=ago(history.delivered_at),
             trainer=ago(trainer["last_seen"]),
