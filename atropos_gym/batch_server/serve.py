@@ -214,6 +214,7 @@ class ServerProcess:
     Args:
         port: 0 takes a free one.
         store: ``"memory"``, or the path of a file.
+        soft_groups: so many groups may be queued before posts are held; see :class:`Limits`.
         timeout: seconds within which it must answer.
 
     Attributes:
@@ -221,7 +222,14 @@ class ServerProcess:
         pid: its process.
     """
 
-    def __init__(self, port: int = 0, *, store: str | Path = "memory", timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        store: str | Path = "memory",
+        soft_groups: int | None = None,
+        timeout: float = 60.0,
+    ) -> None:
         command = [
             sys.executable,
             "-m",
@@ -231,6 +239,7 @@ class ServerProcess:
             "--store",
             str(store),
             "--until-stdin-closes",
+            *(() if soft_groups is None else ("--soft-groups", str(soft_groups))),
         ]
         # A session of its own: Ctrl-C at a terminal is for the parent, which then stops the server. Were the
         # parent killed, its end of the pipe would close, and the server would see that.
