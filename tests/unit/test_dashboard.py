@@ -113,7 +113,7 @@ SENTENCES = [
     (Situation(registered=True), "wait", "A trainer has registered but not asked for a batch yet"),
     (replace(RUNNING, failing="disk is full"), "bad", "so nothing is accepted: disk is full."),
     (replace(RUNNING, finished=True), "good", "The run has finished"),
-    (replace(RUNNING, reason="3 of 8"), "wait", "3 of 8; the last group came 3 s ago."),
+    (replace(RUNNING, reason="3 of 8"), "good", "3 of 8; the last group came 3 s ago."),
     (
         replace(RUNNING, reason="0 of 8", connected=0),
         "bad",

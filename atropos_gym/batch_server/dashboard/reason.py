@@ -100,7 +100,7 @@ def _no_batch(now: Situation) -> tuple[Tone, str]:
             "bad" if now.received is not None else "wait",
             f"{sentence}; {since}, though {_envs(now.connected)}.",
         )
-    return "wait", f"{sentence}; the last group came {duration(now.received)} ago."
+    return "good", f"{sentence}; the last group came {duration(now.received)} ago."
 
 
 def duration(seconds: float | None) -> str:
