@@ -7,7 +7,7 @@ SEED   ?= 0
 NAME   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser check format clean
+.PHONY: help demo test test-slow test-browser test-atropos check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -42,6 +42,14 @@ test-slow: $(VENV)/.test  ## what takes longer: real models, whole jobs
 test-browser: $(VENV)/.test  ## the pages in headless Chromium
 	$(BIN)/python -m pytest -m browser
 
+test-atropos: $(VENV)/.test .venv-atropos/.made  ## unmodified environments of atroposlib against the batch server
+	$(BIN)/python -m pytest -m atropos tests/conformity
+
+.venv-atropos/.made: tests/conformity/requirements.txt
+	$(PYTHON) -m venv .venv-atropos
+	.venv-atropos/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
+	@touch $@
+
 check: $(VENV)/.dev  ## format, lint, types, layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -54,4 +62,4 @@ format: $(VENV)/.dev  ## mend format and imports
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove environment, caches and runs
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-atropos runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
