@@ -309,3 +309,42 @@ def test_serve_resumes_what_it_had_and_fresh_forgets_it(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate()
+
+
+@pytest.mark.slow
+def test_serve_asks_for_its_token_and_lets_held_posts_go_when_it_stops(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    flags = ("--port", "0", "--store", str(store), "--token", "secret", "--soft-groups", "0", "--reload")
+    process, lines = start_serve(tmp_path, *flags)
+    try:
+        assert lines[0].startswith("--reload has no effect")
+        host, port = address(lines[-1])
+        assert int(port) > 0  # port 0 took a free one and says which
+        with BatchClient(lines[-1], token="wrong") as stranger:  # noqa: S106
+            with pytest.raises(ServerError, match="401"):
+                stranger.status()
+            assert stranger.health()["status"] == "ok"
+        with BatchClient(f"http://x:secret@{host}:{port}") as client:
+            client.register(batch_size=2, max_token_len=64)
+            names: list[object] = []
+            group = ScoredDataGroup.model_validate(GROUP)
+            post = threading.Thread(target=lambda: names.append(client.post_group(group)))
+            post.start()
+            with BatchClient(lines[-1], token="secret") as reader:  # noqa: S106
+                until(lambda: reader.status()["queue_size"] == 1)
+            assert names == []  # the group is safe, its sender waits
+            started = time.monotonic()
+            process.terminate()
+            post.join(20)
+            assert names == ["g-1"]
+        assert process.wait(20) == 0
+        assert time.monotonic() - started < 10
+    finally:
+        process.kill()
+        process.communicate()
+    process, lines = start_serve(tmp_path, "--port", "0", "--store", str(store))
+    try:
+        assert "1 groups queued" in lines[0]
+    finally:
+        process.terminate()
+        process.communicate()
