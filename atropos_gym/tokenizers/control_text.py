@@ -93,14 +93,12 @@ class ControlText:
         # What a template puts next to a text, such as another text, must not complete a spelling; nor where
         # it trims the text first.
         body = text.strip()
-        if (
-            self._ends_spelling(text)
-            or self._ends_spelling(body)
-            or (marked == text and self._is_disguised(text))
-        ):
+        trimmed = len(body) < len(text)
+        ends = self._ends_spelling(text) or (trimmed and self._ends_spelling(body))
+        if ends or (marked == text and self._is_disguised(text)):
             lead = len(marked) - len(marked.lstrip())
             marked = f"{marked[:lead]}{_OPEN}{marked[lead:]}"
-        if self._begins_spelling(text) or self._begins_spelling(body):
+        if self._begins_spelling(text) or (trimmed and self._begins_spelling(body)):
             end = len(marked.rstrip())
             marked = f"{marked[:end]}{_CLOSE}{marked[end:]}"
         return marked
