@@ -30,7 +30,7 @@ class Limits:
         receive_seconds: within which a whole request body must have arrived.
         allowed_hosts: names besides loopback's that a ``Host`` header may carry; ``"*"`` is any.
         soft_groups: so many groups may be queued before the replies to posts are held; None is four batches
-            for each connected environment.
+            for each connected environment. Nothing is held while no batch can be formed.
         soft_bytes: so many bytes of groups may be queued before that; None is no such limit.
         hard_bytes: most bytes of groups that are kept, bodies on their way in included; beyond it no body is
             read. 16 GiB, or half of the machine's memory where that is less.

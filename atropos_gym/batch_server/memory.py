@@ -199,7 +199,13 @@ class MemoryStore(Readings):
 
     @property
     def crowded(self) -> bool:
-        """Whether more is queued than the soft limit allows."""
+        """Whether more is queued than the soft limit allows, and a batch can be formed of it.
+
+        While none can, more groups may be what is missing: to hold them would be a deadlock.
+        """
+        return self._many_queued() and not (self.registered and self._stock.why_none(self._now))
+
+    def _many_queued(self) -> bool:
         limits, queue, config = self.limits, self._stock.queue, self._stock.config
         if limits.soft_bytes is not None and queue.bytes > limits.soft_bytes:
             return True

@@ -19,10 +19,10 @@ from atropos_gym.batch_server.limits import Limits
 from atropos_gym.wire import ScoredDataGroup
 
 
-def make_server(**limits: Any) -> LocalServer:
-    """A trainer with batch_size 8 has asked once; every limit not named here is wide."""
+def make_server(batch_size: int = 8, **limits: Any) -> LocalServer:
+    """A trainer has asked once; every limit not named here is wide."""
     server = LocalServer(Limits(**limits))
-    server.start()
+    server.start(batch_size=batch_size)
     return server
 
 
@@ -87,7 +87,7 @@ def test_beyond_the_soft_limit_the_reply_waits_and_the_group_does_not() -> None:
 
 
 def test_a_hold_ends_with_its_time_and_nothing_is_lost() -> None:
-    server = make_server(soft_groups=0, hold_seconds=60)
+    server = make_server(4, soft_groups=0, hold_seconds=60)
     sender = OldSender(server)
 
     async def story() -> None:
@@ -101,7 +101,7 @@ def test_a_hold_ends_with_its_time_and_nothing_is_lost() -> None:
 
 
 def test_the_same_post_again_is_answered_at_once() -> None:
-    server = make_server(soft_groups=0, hold_seconds=60)
+    server = make_server(4, soft_groups=0, hold_seconds=60)
     headers = {"Idempotency-Key": "k"}
 
     async def story() -> None:
@@ -142,6 +142,18 @@ def test_each_environment_may_be_four_batches_ahead(
     assert sent == free + 4
 
 
+def test_nobody_is_held_while_more_groups_are_what_is_missing() -> None:
+    server = make_server(10, soft_groups=0)
+    server.send(4), server.send(4), server.send(4)  # 10 is no sum of these
+    assert server.get("/status")["queue_size"] == 3
+    by_groups = make_server(8)
+    assert by_groups.get("/batch", groups=40)["batch"] is None
+    for _ in range(39):  # far more than four batches of 8 sequences, and still too few
+        by_groups.send(4)
+    assert by_groups.get("/status")["queue_size"] == 39
+    assert not by_groups.app.state.desk.store.crowded
+
+
 def test_before_a_trainer_registers_nobody_is_held() -> None:
     server = LocalServer(Limits())
     for _ in range(100):
@@ -150,7 +162,7 @@ def test_before_a_trainer_registers_nobody_is_held() -> None:
 
 
 def test_soft_bytes_hold_too() -> None:
-    server = make_server(soft_bytes=100)
+    server = make_server(4, soft_bytes=100)
     assert not server.app.state.desk.store.crowded
     server.app.state.desk.closed = True
     server.send()

@@ -187,7 +187,7 @@ def test_f11_parts_of_a_group_stay_together() -> None:
 def test_f12_a_group_whose_sender_has_gone_is_kept() -> None:
     """A throttled environment cancels its posts, and their groups are lost."""
     server = LocalServer(Limits(soft_groups=0))
-    server.start()
+    server.start(batch_size=4)
 
     async def story() -> None:
         async with server.http() as http:
