@@ -92,7 +92,7 @@ class Chart {
     }
     let low = Math.min(...known), high = Math.max(...known);
     if (this.data.zero) low = Math.min(0, low);
-    if (high - low < 1e-9) { high += this.data.whole ? 1 : Math.abs(high) * 0.1 || 0.5; if (!this.data.zero) low -= Math.abs(low) * 0.1 || 0.5; }
+    if (high - low < 1e-9) { high += this.data.whole ? 1 : Math.abs(high) * 0.1 || 1; if (!this.data.zero) low -= Math.abs(low) * 0.1 || 0.5; }
     let step = nice((high - low) / 3);
     if (this.data.whole) step = Math.max(1, step);
     low = Math.floor(low / step + 1e-9) * step;
