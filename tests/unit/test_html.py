@@ -275,7 +275,15 @@ def group(text: str = "hi", **changes: Any) -> ShownGroup:
 
 def test_an_episode_says_what_became_of_it() -> None:
     facts = [text for text, _ in episode_facts(group().episodes[1])]
-    assert facts == ["score −1", "advantage −1.25", "1 turn", "solved", "ended: hi", "truncated", "1 invalid turn"]
+    assert facts == [
+        "score −1",
+        "advantage −1.25",
+        "1 turn",
+        "solved",
+        "ended: hi",
+        "truncated",
+        "1 invalid turn",
+    ]
 
 
 def test_a_group_without_spread_says_that_nothing_is_learnt() -> None:

@@ -187,12 +187,12 @@
 
   // Trajectories.
   const list = $("list"), about = $("about"), tell = tellOfIds(list, about);
-  let befores = [null], top = null, asking = 0;  // where each page up to this one begins
+  let earlier = [null], top = null, asking = 0;  // where each page up to this one begins
 
   function arrived(gallery) {
     newest = gallery.newest;
     const count = top === null ? 0 : newest - top;
-    const fresh = befores.length === 1 && newest !== null && (top === null || count > 0 || count < 0);
+    const fresh = earlier.length === 1 && newest !== null && (top === null || count > 0 || count < 0);
     $("newer").hidden = !fresh || top === null || $("follow").checked;
     $("newer").textContent = count === 1 ? "1 newer group" : count > 0 ? `${count} newer groups` : "show the latest";
     if (fresh && ((top === null && !$("find").value) || $("follow").checked)) load(true);
@@ -200,7 +200,7 @@
 
   // `quietly`: what is shown stays until the answer is there.
   async function load(quietly = false) {
-    const number = (asking += 1), before = befores.at(-1), find = $("find").value.trim();
+    const number = (asking += 1), before = earlier.at(-1), find = $("find").value.trim();
     if (!quietly) $("count").textContent = "looking …";
     const known = newest;
     try {
@@ -213,14 +213,14 @@
   }
 
   function place({ groups, more, kept }, known, find) {
-    if (befores.length === 1) top = find ? known : groups[0]?.number ?? null;
+    if (earlier.length === 1) top = find ? known : groups[0]?.number ?? null;
     tell(null);
     list.replaceChildren(...groups.map(article));
     if (!groups.length) list.append(make("p", find ? "Nothing that is kept says this." : "No group has come since the server started.", "wait-for"));
     $("count").textContent = kept ? `latest ${kept} groups are kept` : "";
-    $("pages").hidden = befores.length === 1 && !more;
-    $("where").textContent = `page ${befores.length}`;
-    $("back").disabled = befores.length === 1;
+    $("pages").hidden = earlier.length === 1 && !more;
+    $("where").textContent = `page ${earlier.length}`;
+    $("back").disabled = earlier.length === 1;
     $("on").disabled = !more;
     $("on").dataset.before = groups.at(-1)?.number ?? "";
     $("newer").hidden = true;
@@ -258,7 +258,7 @@
     }
   }
 
-  function restart() { befores = [null]; load(); }
+  function restart() { earlier = [null]; load(); }
 
   const toggle = (box, name) => $(box).addEventListener("change", () => document.body.classList.toggle(name, $(box).checked));
   toggle("trained", "only-trained");
@@ -268,8 +268,8 @@
   $("follow").addEventListener("change", () => { if ($("follow").checked) restart(); });
   document.querySelector(".bar").addEventListener("submit", (event) => event.preventDefault());
   $("newer").addEventListener("click", restart);
-  $("on").addEventListener("click", () => { befores.push(+$("on").dataset.before); load().then(() => $("latest").scrollIntoView()); });
-  $("back").addEventListener("click", () => { befores.pop(); load().then(() => $("latest").scrollIntoView()); });
+  $("on").addEventListener("click", () => { earlier.push(+$("on").dataset.before); load().then(() => $("latest").scrollIntoView()); });
+  $("back").addEventListener("click", () => { earlier.pop(); load().then(() => $("latest").scrollIntoView()); });
   for (const button of $("span").children) {
     button.addEventListener("click", () => {
       span = +button.dataset.span;
