@@ -65,7 +65,7 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
             client.info()
         except ServerError as error:
             show.say(f"{error}; waiting for it")
-    show.say(f"{service.name}: serving the trainer at {url}; Ctrl-C ends it")
+        show.say(f"{service.name}: serving the trainer at {client.url}; Ctrl-C ends it")
     asyncio.run(service.run())
     print(f"the trainer has finished: {service.report['posted']} groups posted")
 

@@ -283,8 +283,9 @@ class EnvironmentService:
             return True
         if policy.run != self._run and policy.version | self.version:  # 0 is the base in every run
             raise ConfigError(
-                f"the trainer at {self.url} published version {policy.version} of run {policy.run!r}, but "
-                f"this service has version {self.version} of run {self._run!r} already: start it anew"
+                f"the trainer at {_without_token(self.url)} published version {policy.version} of run "
+                f"{policy.run!r}, but this service has version {self.version} "
+                f"of run {self._run!r} already: start it anew"
             )
         return False
 
@@ -292,8 +293,9 @@ class EnvironmentService:
         own = self.engine.tokenizer
         if policy.tokenizer_fingerprint not in (None, own.fingerprint):
             raise TokenizerMismatch(
-                f"the trainer at {self.url} trains ids of tokenizer {policy.tokenizer_fingerprint}, engine "
-                f"{self.engine.model} samples those of {own.name} ({own.fingerprint}): use the same"
+                f"the trainer at {_without_token(self.url)} trains ids of tokenizer "
+                f"{policy.tokenizer_fingerprint}, engine {self.engine.model} samples those of "
+                f"{own.name} ({own.fingerprint}): use the same"
             )
         assert policy.version is not None
         if policy.adapter_path is not None:
@@ -474,3 +476,8 @@ def _exact(status: dict[str, Any]) -> bool:
 
 async def _pause(seconds: float) -> None:
     await asyncio.sleep(min(seconds, LONGEST_PAUSE))
+
+
+def _without_token(url: str) -> str:
+    """Returns a URL that can be shown: a token in it stays secret."""
+    return str(httpx.URL(url).copy_with(userinfo=b""))
