@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from atropos_gym.rollout.evaluation import evaluate
 from atropos_gym.trainers.grpo import GRPO
 
 
+@pytest.mark.slow
 def test_identity_is_learned_in_seconds(tmp_path: Path) -> None:
     env = "atropos/Identity-v0"
     with GRPO(

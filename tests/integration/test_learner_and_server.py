@@ -20,6 +20,8 @@ from atropos_gym.rollout.service import EnvironmentService, ServiceThread
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
 
+pytestmark = pytest.mark.slow
+
 ENV = "atropos/Identity-v0"
 SMALL: dict[str, Any] = {
     "seed": 0,

@@ -241,7 +241,7 @@ def test_refused_bodies_leave_nothing_in_memory(content: bytes) -> None:
     try:
         sizes = []
         for _ in range(5):
-            asyncio.run(post(30))
+            asyncio.run(post(12))
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
