@@ -24,6 +24,8 @@ from atropos_gym.batch_server.serve import READY, ServerProcess, serve
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.wire import ScoredDataGroup
 
+pytestmark = pytest.mark.slow
+
 GROUP = {
     "tokens": [[1, 2, 3], [1, 2, 4]],
     "masks": [[-100, 2, 3], [-100, 2, 4]],

@@ -214,6 +214,7 @@ def test_the_schema_names_every_route_and_body() -> None:
         assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"], path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
