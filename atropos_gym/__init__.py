@@ -10,6 +10,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from atropos_gym.errors import missing_extra
+
 __version__ = "0.1.0"
 
 # A checkout whose links were not made (core.symlinks=false) finds the outer folders beside the package.
@@ -39,9 +41,6 @@ _PUBLIC = {
     "make_engine": "atropos_gym.engines",
 }
 
-# Packages of the extra `learn`: the core does without them.
-_LEARN = {"torch", "transformers", "peft", "safetensors", "stable_baselines3"}
-
 __all__ = sorted([*_PUBLIC, "__version__"])
 
 
@@ -52,8 +51,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_PUBLIC[name])
     except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package in _LEARN:
+        if package := missing_extra(error):
             error.msg = f"{name} needs {package}, which is not installed: pip install 'atropos-gym[learn]'"
         raise
     value = getattr(module, name)

@@ -22,6 +22,7 @@ __all__ = [
     "UnusableGold",
     "VerifierError",
     "VersionExpired",
+    "missing_extra",
 ]
 
 
@@ -101,3 +102,18 @@ class UnusableGold(AtroposError, ValueError):
 
 class VerifierError(AtroposError, RuntimeError):
     """The process in which answers are compared symbolically cannot be started; the message says why."""
+
+
+def missing_extra(error: ImportError) -> str | None:
+    """Returns the package of the extra ``learn`` that is missing, or None where another one is.
+
+    Example:
+        >>> missing_extra(ModuleNotFoundError("no", name="torch.nn"))
+        'torch'
+    """
+    package = (error.name or "").split(".")[0]
+    return package if package in _LEARN else None
+
+
+# What the core does without; pyproject.toml has the extra.
+_LEARN = {"torch", "transformers", "peft", "stable_baselines3", "safetensors", "tqdm"}

@@ -22,13 +22,23 @@ from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.errors import ConfigError, GroupRefused, ServerError
 from atropos_gym.wire import Policy, ScoredDataGroup
 
-__all__ = ["AsyncBatchClient", "Batch", "BatchClient"]
+__all__ = ["AsyncBatchClient", "Batch", "BatchClient", "without_token"]
 
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
+
+
+def without_token(url: str) -> str:
+    """Returns a server's URL as it can be shown: a token in it stays secret.
+
+    Example:
+        >>> without_token("http://x:TOKEN@host:8000/")
+        'http://host:8000'
+    """
+    return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
 class _Attempts:
@@ -71,8 +81,7 @@ class _Client:
         token = token or (os.environ.get(TOKEN_VARIABLE) if auth is None else None)
         if token:
             headers["Authorization"], auth = f"Bearer {token}", None
-        # Without what is secret in it: this is what people are shown.
-        self.url = str(parts.copy_with(userinfo=b"")).rstrip("/")
+        self.url = without_token(url)
         self.trainer_id: str | None = None
         self._timeout = timeout
         self._retry_seconds = retry_seconds

@@ -8,12 +8,9 @@ from __future__ import annotations
 import errno
 import importlib
 
-from atropos_gym.errors import AtroposError
+from atropos_gym.errors import AtroposError, missing_extra
 
 __all__ = ["as_mistake", "need_learner"]
-
-#: Modules of the extra ``learn``.
-_LEARN = {"torch", "transformers", "peft", "stable_baselines3", "safetensors", "tqdm"}
 
 
 def as_mistake(error: BaseException) -> str | None:
@@ -28,8 +25,7 @@ def as_mistake(error: BaseException) -> str | None:
     if isinstance(error, AtroposError):
         return _line(error)
     if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").split(".")[0]
-        if package in _LEARN:
+        if package := missing_extra(error):
             return f"this needs {package}, which is not installed: pip install 'atropos-gym[learn]'"
         return None
     if isinstance(error, PermissionError) and error.filename is not None:

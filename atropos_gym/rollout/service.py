@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import (
     CollectionFailed,
@@ -283,7 +283,7 @@ class EnvironmentService:
             return True
         if policy.run != self._run and policy.version | self.version:  # 0 is the base in every run
             raise ConfigError(
-                f"the trainer at {_without_token(self.url)} published version {policy.version} of run "
+                f"the trainer at {without_token(self.url)} published version {policy.version} of run "
                 f"{policy.run!r}, but this service has version {self.version} "
                 f"of run {self._run!r} already: start it anew"
             )
@@ -293,7 +293,7 @@ class EnvironmentService:
         own = self.engine.tokenizer
         if policy.tokenizer_fingerprint not in (None, own.fingerprint):
             raise TokenizerMismatch(
-                f"the trainer at {_without_token(self.url)} trains ids of tokenizer "
+                f"the trainer at {without_token(self.url)} trains ids of tokenizer "
                 f"{policy.tokenizer_fingerprint}, engine {self.engine.model} samples those of "
                 f"{own.name} ({own.fingerprint}): use the same"
             )
@@ -476,8 +476,3 @@ def _exact(status: dict[str, Any]) -> bool:
 
 async def _pause(seconds: float) -> None:
     await asyncio.sleep(min(seconds, LONGEST_PAUSE))
-
-
-def _without_token(url: str) -> str:
-    """Returns a URL that can be shown: a token in it stays secret."""
-    return str(httpx.URL(url).copy_with(userinfo=b""))

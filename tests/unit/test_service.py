@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from atropos_gym.batch_server import create_app
-from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.batch_server.clock import SystemClock
 from atropos_gym.engines import ScriptedEngine
 from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, GroupRefused, TokenizerMismatch
 from atropos_gym.rollout.evaluation import EvalResult
-from atropos_gym.rollout.service import EnvironmentService, Evaluation, ServiceThread, _without_token
+from atropos_gym.rollout.service import EnvironmentService, Evaluation, ServiceThread
 from atropos_gym.wire import ScoredDataGroup
 from tests.unit.rollout_cases import Countdown, run_moved, saying
 
@@ -713,5 +713,5 @@ def test_arguments_that_cannot_work_are_named(options: dict[str, Any]) -> None:
 
 
 def test_a_token_in_the_url_is_told_to_nobody() -> None:
-    assert _without_token("http://x:secret@host:8000") == "http://host:8000"
-    assert _without_token("http://host:8000/under") == "http://host:8000/under"
+    assert without_token("http://x:secret@host:8000") == "http://host:8000"
+    assert without_token("http://host:8000/under") == "http://host:8000/under"
