@@ -7,10 +7,12 @@ threads and event loops. Each waiter has a future of its own, so a cancelled one
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -83,14 +85,17 @@ class VersionTable:
     Args:
         max_live: most adapter versions loaded at a time; >= 1.
         publish_timeout: seconds that a publish waits for the oldest version's holders before it drops them.
-        unload: called with a version's number once nobody uses it any more.
+        unload: called with a version's number once nobody uses it any more; awaited if it returns something
+            to await.
 
     Attributes:
         newest: what ``version=None`` means.
         counters: ``published``, ``retired`` and ``version_expired`` (holders dropped).
     """
 
-    def __init__(self, max_live: int, publish_timeout: float, unload: Callable[[int], None]) -> None:
+    def __init__(
+        self, max_live: int, publish_timeout: float, unload: Callable[[int], Awaitable[None] | None]
+    ) -> None:
         if max_live < 1:
             raise ConfigError(f"max_live_versions must be >= 1, got {max_live}")
         if not publish_timeout >= 0:
@@ -102,16 +107,17 @@ class VersionTable:
         self._unload = unload
         self._lock = threading.Lock()
         self._live: dict[int, _Entry] = {BASE: _Entry(BASE, None)}
-        self._folders: dict[int, Path] = {}  # of every version ever published
+        self._folders: dict[int, Path] = {}  # of every version ever published or tried
+        self._trials = 0
         self._publishing = False
         self._publish_queue: deque[Future[None]] = deque()
         self._closed = False
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Versions that are loaded, the base included, in order."""
+        """Versions that are loaded, the base included, in order; trials are none."""
         with self._lock:
-            return tuple(sorted(self._live))
+            return tuple(sorted(version for version in self._live if version >= BASE))
 
     def close(self) -> None:
         """Refuses everything from now on and wakes who waits."""
@@ -204,7 +210,7 @@ class VersionTable:
                 if self.max_live > 1:
                     await self._make_room(self.max_live - 1)
             except BaseException:
-                self._unload(version)
+                await self._forget(version)
                 raise
             with self._lock:
                 if self._closed:
@@ -228,6 +234,27 @@ class VersionTable:
             if version not in self._folders:
                 raise EngineError(f"version {version} was never published; the newest is {self.newest}")
         await self._drain(version, timeout=None)
+
+    @asynccontextmanager
+    async def trial(self, folder: Path, load: Callable[[int], Awaitable[None]]) -> AsyncIterator[Hold]:
+        """Serves an adapter under a negative number, told to ``load``, until the context is left.
+
+        It is never the newest, does not count, and its number and folder are never used again.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            self._trials += 1
+            number = -self._trials
+        await load(number)
+        with self._lock:
+            self._live[number] = _Entry(number, folder)
+            self._folders[number] = folder.resolve()
+        try:
+            with self.hold(number) as held:
+                yield held
+        finally:
+            await self._drain(number, timeout=None)
 
     def _is_published(self, version: int, folder: Path) -> bool:
         """Returns whether this very publish was done before; raises where it can never be."""
@@ -282,7 +309,7 @@ class VersionTable:
         """Retires oldest versions until at most ``keep`` are loaded; the newest stays."""
         while True:
             with self._lock:
-                adapters = sorted(set(self._live) - {BASE})
+                adapters = sorted(version for version in self._live if version > BASE)
             if len(adapters) <= keep:
                 return
             await self._drain(adapters[0], timeout=self.publish_timeout)
@@ -309,8 +336,13 @@ class VersionTable:
         with self._lock:
             if self._live.pop(version, None) is None:
                 return  # another retire of the same version was faster
-            self.counters["retired"] += 1
-        self._unload(version)
+            self.counters["retired"] += version > BASE
+        await self._forget(version)
+
+    async def _forget(self, version: int) -> None:
+        unloading = self._unload(version)
+        if inspect.isawaitable(unloading):
+            await unloading
 
     async def _idle(self, entry: _Entry) -> None:
         """Returns once nobody uses the version."""

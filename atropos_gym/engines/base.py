@@ -6,18 +6,31 @@ Text never passes through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from atropos_gym.errors import ConfigError
+from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["Completion", "Engine", "FinishReason", "Held", "SamplingParams", "sampling_trainable"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "FinishReason",
+    "Held",
+    "Lane",
+    "Reference",
+    "SamplingParams",
+    "sampling_trainable",
+]
 
 FinishReason = Literal["stop", "length", "abort"]
+
+#: What a request is for: engines that limit requests in flight have a limit for each.
+Lane = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,8 @@ class Completion:
         version: the policy version that produced the ids.
         trainable: True, or the reason why these ids cannot be trained on.
         cut_by_context: ``max_tokens`` was lowered to what the context had left.
+        last_version: the version of the last id, where weights changed while it ran (``in_place`` swaps);
+            ``version`` is then that of the first. None: the same.
     """
 
     ids: tuple[int, ...]
@@ -129,12 +144,53 @@ class Completion:
     version: int = 0
     trainable: Literal[True] | str = True
     cut_by_context: bool = False
+    last_version: int | None = None
 
 
 class Held(Protocol):
     """What ``hold`` yields: ``version`` stays servable until the context is left."""
 
     version: int
+
+
+class Reference(Protocol):
+    """The learner, as an engine's check sees it: what ids mean and how likely they are.
+
+    Attributes:
+        rows: rows of its embedding: ids are below it.
+        stop_ids: ids that end a turn.
+        tokenizer: what its ids mean.
+        dtype: it computes in, such as ``float32``.
+        temperature: of the run's sampling.
+        rank: of its adapters; None for a learner without one.
+        adapter_dir: where its adapters are: the check's own is written there too, so that it is seen
+            whether the engine can read the folder.
+    """
+
+    rows: int
+    stop_ids: tuple[int, ...]
+    tokenizer: Tokenizer
+    dtype: str
+    temperature: float
+    rank: int | None
+    adapter_dir: Path
+
+    def logprobs(
+        self, ids: Sequence[int], start: int, *, adapter: Path | None = None, temperature: float = 1.0
+    ) -> list[float]:
+        """Returns the logprob of each of ``ids[start:]``, given all ids before it.
+
+        Args:
+            ids: prompt and completion.
+            start: of the completion; >= 1.
+            adapter: a folder in PEFT's form whose weights are in force; None: the base alone.
+            temperature: that logits are divided by.
+        """
+        ...
+
+    def canary(self, folder: Path) -> Path:
+        """Writes an adapter with large known weights to a new folder and returns it."""
+        ...
 
 
 @runtime_checkable
@@ -156,8 +212,20 @@ class Engine(Protocol):
         n: int = 1,
         *,
         version: int | None = None,
+        lane: Lane = "train",
+        affinity: Hashable = None,
     ) -> list[Completion]:
-        """Samples ``n`` completions of one prompt; ``version=None`` is the newest."""
+        """Samples ``n`` completions of one prompt.
+
+        Args:
+            prompt_ids: what is continued; at least one id.
+            params: how it is sampled.
+            n: how many completions.
+            version: of the policy; None is the newest.
+            lane: what it is for; engines that limit requests in flight have a limit for each.
+            affinity: whose turn it is: requests of equal affinity (an episode's turns) go to one replica and
+                find their earlier turns in its prefix cache.
+        """
         ...
 
     def hold(self, version: int | None = None) -> AbstractAsyncContextManager[Held]:
@@ -170,6 +238,14 @@ class Engine(Protocol):
 
     async def retire(self, version: int) -> None:
         """Admits no new holders, waits for the present ones, unloads."""
+        ...
+
+    def trial(self, adapter: Path) -> AbstractAsyncContextManager[Held]:
+        """Serves an adapter under a negative version number within the context only; never the newest."""
+        ...
+
+    async def check(self, reference: Reference | None = None) -> list[Finding]:
+        """Tries everything that a run relies on and says what it found; ``wrong`` findings are errors."""
         ...
 
     async def close(self) -> None:

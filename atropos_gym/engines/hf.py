@@ -15,7 +15,8 @@ import operator
 import random
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from atropos_gym.engines._batching import Batcher, Outcome, Request
 from atropos_gym.engines._decode import TrieDecoder
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
-from atropos_gym.engines._versions import ServesVersions, VersionTable
-from atropos_gym.engines.base import Completion, SamplingParams, sampling_trainable
+from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
+from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, sampling_trainable
+from atropos_gym.engines.checks import check_engine
 from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = ["HFEngine"]
@@ -129,8 +132,12 @@ class HFEngine(ServesVersions):
         n: int = 1,
         *,
         version: int | None = None,
+        lane: Lane = "train",
+        affinity: Hashable = None,
     ) -> list[Completion]:
         """Samples ``n`` completions of one prompt; ``version=None`` is the newest.
+
+        ``lane`` and ``affinity`` change nothing here: what waits is one batch.
 
         Raises:
             EngineError: the prompt is empty, does not fit in ``max_context`` or has an id outside the
@@ -247,6 +254,21 @@ class HFEngine(ServesVersions):
     def publish_sync(self, version: int, adapter: str | Path) -> None:
         """``publish`` for code without an event loop; blocks the calling thread."""
         _finish(self.publish(version, adapter))
+
+    @asynccontextmanager
+    async def trial(self, adapter: str | Path) -> AsyncIterator[Hold]:
+        """Serves an adapter under a negative version number within the context only; never the newest."""
+        folder = Path(adapter)
+
+        async def load(number: int) -> None:
+            self._adapters.install(number, await asyncio.to_thread(self._adapters.read, folder))
+
+        async with self._versions.trial(folder, load) as held:
+            yield held
+
+    async def check(self, reference: Reference | None = None) -> list[Finding]:
+        """Tries everything that a run relies on; see ``engines.checks``."""
+        return await check_engine(self, reference)
 
     # -- end -------------------------------------------------------------------------------------------
 

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
-from atropos_gym.engines._versions import ServesVersions, VersionTable
-from atropos_gym.engines.base import Completion, FinishReason, SamplingParams, sampling_trainable
+from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
+from atropos_gym.engines.base import (
+    Completion,
+    FinishReason,
+    Lane,
+    Reference,
+    SamplingParams,
+    sampling_trainable,
+)
+from atropos_gym.engines.checks import check_engine
 from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = ["Call", "Fault", "Script", "ScriptedEngine", "derived_logprob"]
@@ -42,6 +51,8 @@ class Call:
         params: as given.
         version: what it ran under.
         outcome: the completion, or the exception that was raised; None while it is delayed or when cancelled.
+        lane: as given.
+        affinity: as given.
     """
 
     number: int
@@ -49,6 +60,8 @@ class Call:
     params: SamplingParams
     version: int
     outcome: Completion | Exception | None = None
+    lane: Lane = "train"
+    affinity: Hashable = None
 
 
 def derived_logprob(prompt_ids: Sequence[int], ids: Sequence[int], position: int, version: int) -> float:
@@ -132,6 +145,8 @@ class ScriptedEngine(ServesVersions):
         n: int = 1,
         *,
         version: int | None = None,
+        lane: Lane = "train",
+        affinity: Hashable = None,
     ) -> list[Completion]:
         """Gives ``n`` scripted completions, one after another; ``version=None`` is the newest.
 
@@ -143,7 +158,7 @@ class ScriptedEngine(ServesVersions):
         self._check(prompt, n)
         number = self._versions.enter_requests(version)
         try:
-            return [await self._answer(prompt, params, number) for _ in range(n)]
+            return [await self._answer(prompt, params, number, lane, affinity) for _ in range(n)]
         finally:
             self._versions.leave_requests(Counter((number,)))
 
@@ -166,9 +181,11 @@ class ScriptedEngine(ServesVersions):
                     f"{where} has id {value} at position {position}, outside the vocabulary of {rows}"
                 )
 
-    async def _answer(self, prompt: tuple[int, ...], params: SamplingParams, version: int) -> Completion:
+    async def _answer(
+        self, prompt: tuple[int, ...], params: SamplingParams, version: int, lane: Lane, affinity: Hashable
+    ) -> Completion:
         number = len(self.calls)
-        self.calls.append(Call(number, prompt, params, version))
+        self.calls.append(Call(number, prompt, params, version, lane=lane, affinity=affinity))
         if self._delay is not None:
             await self._delay(number)
         fault = self._faults(number) if callable(self._faults) else (self._faults or {}).get(number)
@@ -217,6 +234,20 @@ class ScriptedEngine(ServesVersions):
             self.published.append((version, folder))
 
         await self._versions.publish(version, folder, load)
+
+    @asynccontextmanager
+    async def trial(self, adapter: str | Path) -> AsyncIterator[Hold]:
+        """Answers under a negative version number within the context; the folder is never opened."""
+
+        async def load(number: int) -> None:
+            self.published.append((number, Path(adapter)))
+
+        async with self._versions.trial(Path(adapter), load) as held:
+            yield held
+
+    async def check(self, reference: Reference | None = None) -> list[Finding]:
+        """Tries everything that a run relies on; see ``engines.checks``."""
+        return await check_engine(self, reference)
 
     async def close(self) -> None:
         """Refuses everything from now on; idempotent."""

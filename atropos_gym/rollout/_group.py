@@ -19,7 +19,7 @@ from atropos_gym.rollout.accounting import Accounting
 from atropos_gym.rollout.episode import Episode, EpisodeGroup
 from atropos_gym.rollout.seeds import chance_seed, sampling_seed, start_seed
 
-__all__ = ["Filter", "GroupPlayer", "Lost", "OnPartial", "Score"]
+__all__ = ["Filter", "GroupPlayer", "Lost", "OnPartial", "Score", "Version"]
 
 Scores = Sequence[float | None]
 Score = Literal["return"] | Callable[[list[Episode]], Scores | Awaitable[Scores]]
@@ -27,6 +27,8 @@ Score = Literal["return"] | Callable[[list[Episode]], Scores | Awaitable[Scores]
 Filter = Callable[[EpisodeGroup], bool]
 """True keeps the group."""
 OnPartial = Literal["drop", "keep", "retry"]
+Version = Literal["episode", "turn"]
+"""How long a version plays: an episode keeps the one it began with, or each turn takes the newest."""
 
 #: How often an episode is played with ``on_partial="retry"`` before its group is given up.
 TRIES = 3
@@ -58,6 +60,7 @@ class GroupPlayer:
     common_random_numbers: bool
     options: Mapping[str, Any] | None
     fingerprint: str
+    version: Version = "episode"
 
     async def play(
         self, number: int, slots: asyncio.Semaphore, on_member: Callable[[], None]
@@ -125,6 +128,8 @@ class GroupPlayer:
                 self.seed, number, member, turn, attempt * (ABORTS + 1) + abort
             ),
             on_abort=self._aborted,
+            each_turn=self.version == "turn",
+            affinity=(self.pool.name, number, member),
         )
         try:
             seat = self.pool.take()

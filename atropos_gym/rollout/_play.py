@@ -7,14 +7,14 @@ with the set-up as a whole (``UnequalStarts``) is raised as it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from atropos_gym.engines.base import Completion, Engine, SamplingParams
+from atropos_gym.engines.base import Completion, Engine, Lane, SamplingParams
 from atropos_gym.errors import EngineError, UnequalStarts, VersionExpired
 from atropos_gym.rollout._pool import Seat
 from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
@@ -91,6 +91,9 @@ class Plan:
         on_abort: told of every completion that is asked for again.
         trainable: refuse completions that cannot be trained on.
         version: that plays, held by the caller; None holds the one that is newest when the episode begins.
+        each_turn: play each turn with what is newest then, instead of holding one version.
+        lane: what the requests are for.
+        affinity: whose turns they are.
     """
 
     start: Start
@@ -101,6 +104,9 @@ class Plan:
     on_abort: Callable[[], None] = lambda: None
     trainable: bool = True
     version: int | None = None
+    each_turn: bool = False
+    lane: Lane = "train"
+    affinity: Hashable = None
 
 
 def sampling_for(env: TextEnv, sampling: SamplingParams) -> SamplingParams:
@@ -112,7 +118,7 @@ def sampling_for(env: TextEnv, sampling: SamplingParams) -> SamplingParams:
 
 
 async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
-    """Plays one episode under one version.
+    """Plays one episode, under one version or each turn under the newest.
 
     Args:
         seat: the environment.
@@ -177,9 +183,9 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
 
 
 @asynccontextmanager
-async def _version_of(engine: Engine, plan: Plan) -> AsyncIterator[int]:
-    """Yields the version that plays; it is held to the end."""
-    if plan.version is not None:
+async def _version_of(engine: Engine, plan: Plan) -> AsyncIterator[int | None]:
+    """Yields the version that plays, held to the end; None is whichever is newest at each turn."""
+    if plan.each_turn or plan.version is not None:
         yield plan.version
         return
     async with engine.hold() as held:
@@ -190,7 +196,7 @@ async def complete(
     engine: Engine,
     prompt: list[int],
     sampling: SamplingParams,
-    version: int,
+    version: int | None,
     plan: Plan,
     turn: int,
 ) -> Completion:
@@ -198,7 +204,9 @@ async def complete(
     for attempt in range(ABORTS + 1):
         params = sampling.with_(seed=plan.seed_of(turn, attempt))
         try:
-            completion = (await engine.generate(prompt, params, version=version))[0]
+            [completion] = await engine.generate(
+                prompt, params, version=version, lane=plan.lane, affinity=plan.affinity
+            )
         except EngineError:
             raise
         except (Exception, asyncio.CancelledError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
-from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score
+from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score, Version
 from atropos_gym.rollout._play import sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource
 from atropos_gym.rollout._schedule import Run
@@ -46,6 +46,8 @@ class GroupCollector:
             ``"retry"`` the episode, three times at most.
         deadline: seconds that an episode may take, by the event loop's clock; None for no limit. A step that
             blocks the loop cannot be cut off: see ``blocking``.
+        version: ``"episode"``: an episode keeps the version it began with; ``"turn"``: each turn takes the
+            newest. Every turn records its version.
         common_random_numbers: members also share all chance after the start.
         env_kwargs: keywords for the environments.
         options: handed to every ``reset``.
@@ -82,12 +84,13 @@ class GroupCollector:
         filters: Sequence[Filter] | Mapping[str, Filter] = (),
         on_partial: OnPartial = "drop",
         deadline: float | None = 600.0,
+        version: Version = "episode",
         common_random_numbers: bool = False,
         env_kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         blocking: bool | None = None,
     ) -> None:
-        _check(group_size, concurrency, score, on_partial, deadline)
+        _check(group_size, concurrency, score, on_partial, deadline, version)
         if not hasattr(engine, "generate"):
             raise ConfigError(f"engine must be an engine, such as make_engine() returns, got {engine!r:.60}")
         self.engine = engine
@@ -124,6 +127,7 @@ class GroupCollector:
             common_random_numbers=common_random_numbers,
             options=options,
             fingerprint=engine.tokenizer.fingerprint,
+            version=version,
         )
         self.next_number = 0
         self._runs: set[Run] = set()
@@ -233,7 +237,12 @@ class GroupCollector:
 
 
 def _check(
-    group_size: int, concurrency: int, score: Score, on_partial: OnPartial, deadline: float | None
+    group_size: int,
+    concurrency: int,
+    score: Score,
+    on_partial: OnPartial,
+    deadline: float | None,
+    version: Version,
 ) -> None:
     """Refuses arguments that cannot work."""
     for name, value in (("group_size", group_size), ("concurrency", concurrency)):
@@ -245,6 +254,8 @@ def _check(
         raise ConfigError(f"on_partial must be 'drop', 'keep' or 'retry', got {on_partial!r}")
     if deadline is not None and not deadline > 0:
         raise ConfigError(f"deadline must be > 0 seconds or None, got {deadline}")
+    if version not in ("episode", "turn"):
+        raise ConfigError(f"version must be 'episode' or 'turn', got {version!r}")
 
 
 def _named(filters: Sequence[Filter] | Mapping[str, Filter]) -> dict[str, Filter]:

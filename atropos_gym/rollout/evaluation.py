@@ -317,6 +317,8 @@ async def _play_with_engine(
                 seed_of=_seeds_of(seed, number),
                 trainable=False,
                 version=version,
+                lane="eval",
+                affinity=(pool.name, "eval", number),
             )
             seat = pool.take()
             try:

@@ -1,0 +1,478 @@
+"""What is tried of an engine before a run relies on it; the same for every engine.
+
+A fixed prompt is sampled: ids and logprobs must come back, and be the learner's under the same weights at the
+run's temperature. Then a *canary*, an adapter with large known weights, must move the engine's logprobs as it
+moves the learner's. All that can be found is found before anything stops, so that it is mended in one go.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_gym.engines.base import Completion, Engine, Reference, SamplingParams
+from atropos_gym.errors import EngineError
+from atropos_gym.findings import Finding
+
+__all__ = [
+    "Agreement",
+    "agreement",
+    "check_engine",
+    "judge_adapter",
+    "judge_agreement",
+    "sampling_findings",
+]
+
+Logprobs = NDArray[np.float64]
+
+#: Mean and most difference of two float32 computations of one logprob, in nats: measured 5.6e-6 and 5e-5.
+FLOAT32_LIMITS = (1e-4, 1e-3)
+#: Mean difference that a lower precision explains, in nats: bfloat16 measured 0.034. Above: other weights.
+COARSE_LIMIT = 0.1
+#: Mean change of logprobs by the canary, in nats, so that no precision hides it.
+CANARY_MOVE = 0.5
+#: A logprob this far above 0 is rounding.
+ROUNDING = 1e-3
+
+TEXT = (
+    "The quick brown fox jumps over the lazy dog, counts to 17, and says: every number from 1 to 12 has a "
+    "name, and the first of them is"
+)
+SAMPLES = 4
+MOST_IDS = 16
+SEED = 0x5EED
+
+#: What each field must be where rollouts are trained on.
+_NEUTRAL = {
+    "top_p": 1,
+    "top_k": -1,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "min_tokens": 0,
+}
+
+
+# -- before any request --------------------------------------------------------------------------------
+
+
+def sampling_findings(params: SamplingParams) -> list[Finding]:
+    """Returns what makes samples untrainable: a learner's plain softmax is not what they are drawn from.
+
+    Example:
+        >>> [found.remedy for found in sampling_findings(SamplingParams(max_tokens=1, top_p=0.9))]
+        ['set top_p=1']
+    """
+    found = []
+    if params.temperature == 0:
+        found.append(
+            Finding(
+                "sampling", "wrong", "temperature=0 samples nothing", "set a temperature above 0, such as 1"
+            )
+        )
+    for name, right in _NEUTRAL.items():
+        value = getattr(params, name)
+        off = value < 1 if name == "top_k" else value == right  # 0 and -1 both switch top_k off
+        if not off:
+            detail = f"{name}={value} cuts or bends the distribution that the learner computes"
+            found.append(Finding("sampling", "wrong", detail, f"set {name}={right}"))
+    if params.allowed_ids is not None:
+        found.append(
+            Finding(
+                "sampling", "wrong", "allowed_ids masks ids that the learner counts", "leave allowed_ids out"
+            )
+        )
+    return found
+
+
+# -- numbers -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well an engine's logprobs are the learner's.
+
+    Attributes:
+        mean: of the differences' sizes, in nats.
+        largest: of them.
+        rms: root of their mean square: the engine's noise.
+        ids: how many were compared.
+    """
+
+    mean: float
+    largest: float
+    rms: float
+    ids: int
+
+    @classmethod
+    def of(cls, engine_K: Logprobs, learner_K: Logprobs) -> Agreement:
+        """Compares one by one.
+
+        Example:
+            >>> Agreement.of(np.array([-1.0, -2.0]), np.array([-1.0, -2.5])).largest
+            0.5
+        """
+        difference_K = np.abs(engine_K - learner_K)
+        if not len(difference_K):
+            return cls(math.nan, math.nan, math.nan, 0)
+        rms = math.sqrt(float(difference_K @ difference_K) / len(difference_K))
+        return cls(float(difference_K.mean()), float(difference_K.max()), rms, len(difference_K))
+
+    @property
+    def exact(self) -> bool:
+        """Whether both computed in float32."""
+        return self.mean <= FLOAT32_LIMITS[0] and self.largest <= FLOAT32_LIMITS[1]
+
+    def __str__(self) -> str:
+        """Says it in a few words."""
+        return f"mean {self.mean:.1e}, at most {self.largest:.1e} nats over {self.ids} ids"
+
+
+def judge_agreement(
+    engine_K: Logprobs,
+    learner_K: Logprobs,
+    unscaled_K: Logprobs,
+    *,
+    temperature: float = 1.0,
+    dtype: str = "float32",
+) -> Finding:
+    """Says whether the engine's logprobs are the learner's, and where they are not, why.
+
+    Args:
+        engine_K: logprobs that came with the samples.
+        learner_K: the learner's of the same ids, at the sampling's temperature.
+        unscaled_K: the learner's at temperature 1.
+        temperature: of the sampling.
+        dtype: the precision that the user declared.
+
+    Example:
+        >>> cold, warm = np.array([-0.1, -3.0]), np.array([-0.4, -2.0])
+        >>> judge_agreement(warm, cold, warm, temperature=0.5).remedy[:49]
+        'start the server with --logprobs-mode processed_l'
+    """
+    name = "agreement"
+    scaled, raw = Agreement.of(engine_K, learner_K), Agreement.of(engine_K, unscaled_K)
+    if scaled.exact:
+        return Finding(name, "ok", f"engine and learner agree: {scaled}")
+    if temperature != 1 and raw.mean < scaled.mean / 3 and raw.mean <= COARSE_LIMIT:
+        return Finding(
+            name,
+            "wrong",
+            f"logprobs are raw, from before temperature {temperature:g}: they are the learner's at "
+            f"temperature 1 ({raw.mean:.1e} in the mean) and not at {temperature:g} ({scaled.mean:.1e})",
+            "start the server with --logprobs-mode processed_logprobs; dividing them afterwards is no repair",
+        )
+    if scaled.mean <= COARSE_LIMIT:
+        declared = dtype not in ("float32", "float64")
+        return Finding(
+            name,
+            "note" if declared else "wrong",
+            f"engine and learner agree only roughly: {scaled}; {dtype} was declared, and float32 on both "
+            f"sides is within {FLOAT32_LIMITS[0]:.0e} and {FLOAT32_LIMITS[1]:.0e}",
+            "the learner corrects for it"
+            if declared
+            else "start the engine with --dtype float32, or declare its precision with --dtype bfloat16",
+        )
+    return Finding(
+        name,
+        "wrong",
+        f"engine and learner disagree: {scaled}",
+        "give both the same model folder (--model, --policy): the engine has other weights or other ids",
+    )
+
+
+def judge_adapter(
+    engine_K: Logprobs,
+    base_K: Logprobs,
+    adapted_K: Logprobs,
+    *,
+    noise: float = 0.0,
+    dtype: str = "float32",
+) -> Finding:
+    """Says whether the engine applies an adapter as the learner does.
+
+    Args:
+        engine_K: logprobs that came with samples under the adapter.
+        base_K: the learner's of the same ids without it.
+        adapted_K: the learner's with it.
+        noise: mean difference of the two on the base, in nats.
+        dtype: the precision that the user declared.
+
+    Example:
+        >>> base, adapted = np.array([-1.0, -2.0]), np.array([-3.0, -1.0])
+        >>> judge_adapter(base, base, adapted).detail
+        'the adapter has no effect: accepted, and the base model answers (the learner moves by 1.50 nats)'
+        >>> judge_adapter(base, base, base).status  # a fresh adapter changes nothing, here or there
+        'ok'
+    """
+    name = "adapter"
+    now, before = Agreement.of(engine_K, adapted_K), Agreement.of(engine_K, base_K)
+    move = Agreement.of(adapted_K, base_K)
+    limit = max(FLOAT32_LIMITS[0], 5 * noise)
+    if now.exact or now.mean <= min(limit, 0.25 * move.mean):
+        return Finding(name, "ok", f"it moves logprobs by {move.mean:.2f} nats in engine and learner: {now}")
+    if before.mean <= max(limit, 0.05 * move.mean):
+        return Finding(
+            name,
+            "wrong",
+            "the adapter has no effect: accepted, and the base model answers "
+            f"(the learner moves by {move.mean:.2f} nats)",
+            "the names of its layers match nothing in the engine: use target modules that it can adapt, and "
+            "a release of the server that applies them",
+        )
+    change_K = adapted_K - base_K
+    slope = float(change_K @ (engine_K - base_K)) / float(change_K @ change_K) if move.mean else math.nan
+    if now.mean <= COARSE_LIMIT and now.mean <= 0.25 * move.mean and dtype not in ("float32", "float64"):
+        return Finding(name, "note", f"engine and learner agree roughly under it: {now}", "")
+    return Finding(
+        name,
+        "wrong",
+        f"engine and learner disagree under the adapter: {now}; the engine moves {slope:.2f} times as far",
+        "compare its rank, lora_alpha, use_rslora and target_modules with what the server supports",
+    )
+
+
+# -- requests ------------------------------------------------------------------------------------------
+
+
+async def check_engine(engine: Engine, reference: Reference | None = None) -> list[Finding]:
+    """Tries an engine and returns all findings; those that are ``wrong`` are errors for training.
+
+    It samples the base (version 0) and a trial version, so it disturbs no version that is served.
+
+    Args:
+        engine: what is tried.
+        reference: the learner's scorer; without it agreement and adapters cannot be told.
+    """
+    trial = _Trial(engine, reference)
+    if not await trial.sample():
+        return trial.findings
+    await trial.stop_ids()
+    if reference is None:
+        await trial.temperature_alone()
+        return trial.findings
+    await trial.vocabulary(reference)
+    await trial.agreement(reference)
+    await trial.canary(reference)
+    return trial.findings
+
+
+async def agreement(engine: Engine, reference: Reference) -> Agreement:
+    """Returns how well engine and learner agree on the base model, at the run's temperature.
+
+    Raises:
+        EngineError: the engine gave no usable samples; ``check_engine`` says why.
+    """
+    trial = _Trial(engine, reference)
+    if not await trial.sample():
+        raise EngineError("; ".join(found.detail for found in trial.findings))
+    return Agreement.of(trial.engine_logprobs(), trial.score(reference, None, reference.temperature))
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One check: what was sampled and found so far."""
+
+    engine: Engine
+    reference: Reference | None
+    findings: list[Finding] = field(default_factory=list)
+    samples: list[Completion] = field(default_factory=list)
+    noise: float = 0.0
+
+    @property
+    def prompt(self) -> list[int]:
+        room = max(1, self.engine.max_context - MOST_IDS)
+        return self.engine.tokenizer.encode(TEXT)[:room]
+
+    @property
+    def temperature(self) -> float:
+        return 1.0 if self.reference is None else self.reference.temperature
+
+    def say(self, *finding: str) -> None:
+        self.findings.append(Finding(*finding))  # type: ignore[arg-type]
+
+    async def ask(
+        self, version: int, n: int = SAMPLES, **changes: float | tuple[int, ...]
+    ) -> list[Completion]:
+        params = SamplingParams(max_tokens=MOST_IDS, temperature=self.temperature, seed=SEED)
+        return await self.engine.generate(self.prompt, params.with_(**changes), n, version=version)
+
+    async def sample(self) -> bool:
+        """Samples the base; False where what comes back is unusable."""
+        name = "ids and logprobs"
+        try:
+            self.samples = await self.ask(version=0)
+        except EngineError as error:
+            self.say(name, "wrong", f"the fixed prompt was not answered: {error}")
+            return False
+        for number, sample in enumerate(self.samples):
+            fault = _fault(sample, self.engine.tokenizer.rows)
+            if fault is not None:
+                self.say(name, "wrong", f"sample {number} of {SAMPLES}: {fault[0]}", fault[1])
+                return False
+        if len(self.samples) != SAMPLES:
+            self.say(name, "wrong", f"{SAMPLES} samples were asked for, {len(self.samples)} came back")
+            return False
+        self.say(name, "ok", f"{sum(len(s.ids) for s in self.samples)} ids came back, each with its logprob")
+        return True
+
+    async def stop_ids(self) -> None:
+        """Whether a sample ends with the first stop id that it draws, and keeps it."""
+        first = self.samples[0].ids[0]
+        try:
+            [stopped] = await self.ask(version=0, n=1, stop_ids=(first,), seed=SEED)
+            if stopped.ids[0] != first:  # other children of a seed: take what this one says first
+                [stopped] = await self.ask(version=0, n=1, stop_ids=(stopped.ids[0],), seed=SEED)
+        except EngineError as error:
+            self.say("stop ids", "wrong", f"a request with stop ids was not answered: {error}")
+            return
+        if stopped.finish_reason != "stop" or len(stopped.ids) != 1:
+            self.say(
+                "stop ids",
+                "wrong",
+                f"a sample whose first id is a stop id ended by {stopped.finish_reason} with "
+                f"{len(stopped.ids)} ids, wanted stop with 1",
+                "the server must end at stop_token_ids and return the id: pass them through any proxy",
+            )
+        else:
+            self.say("stop ids", "ok", "a sample ends with the stop id that it draws")
+
+    async def temperature_alone(self) -> None:
+        """Whether logprobs follow the temperature, told without a learner."""
+        try:
+            warm = _first_ids(await self.ask(version=0, n=16, max_tokens=1, temperature=1.0))
+            cold = _first_ids(await self.ask(version=0, n=16, max_tokens=1, temperature=0.7))
+        except EngineError as error:
+            self.say("temperature", "wrong", f"a request was not answered: {error}")
+            return
+        both = sorted(set(warm) & set(cold))
+        if not both:
+            self.say("temperature", "note", "two temperatures drew no common id: not told")
+        elif max(abs(warm[i] - cold[i]) for i in both) <= 1e-6:
+            self.say(
+                "temperature",
+                "note",
+                "logprobs do not follow the temperature: training is right at temperature 1 only",
+                "start the server with --logprobs-mode processed_logprobs",
+            )
+        else:
+            self.say("temperature", "ok", "logprobs follow the temperature")
+        self.say(
+            "agreement",
+            "note",
+            "not tried: there is no learner to compare with",
+            "name its model with --model",
+        )
+
+    async def vocabulary(self, reference: Reference) -> None:
+        """Whether ids mean the same, up to the last of them."""
+        name, own, other = "vocabulary", self.engine.tokenizer, reference.tokenizer
+        if own.fingerprint != other.fingerprint:
+            self.say(
+                name,
+                "wrong",
+                f"the engine speaks the ids of tokenizer {own.name} ({own.fingerprint[:15]}), "
+                f"the learner those of {other.name} ({other.fingerprint[:15]})",
+                "give both the same model folder",
+            )
+            return
+        last = min(len(other), reference.rows) - 1
+        prompt = [*self.prompt[:4], last]
+        try:
+            await self.engine.generate(prompt, SamplingParams(max_tokens=1, seed=SEED), version=0)
+        except EngineError as error:
+            self.say(
+                name, "wrong", f"the learner's last id {last} is not taken: {error}", "use one model folder"
+            )
+        else:
+            self.say(name, "ok", f"{reference.rows} rows, all ids up to {last} are taken")
+
+    async def agreement(self, reference: Reference) -> None:
+        """Whether logprobs are those of the learner's base."""
+        engine_K = self.engine_logprobs()
+        learner_K = self.score(reference, None, reference.temperature)
+        unscaled_K = learner_K if reference.temperature == 1 else self.score(reference, None, 1.0)
+        self.noise = Agreement.of(engine_K, learner_K).mean
+        self.findings.append(
+            judge_agreement(
+                engine_K,
+                learner_K,
+                unscaled_K,
+                temperature=reference.temperature,
+                dtype=reference.dtype,
+            )
+        )
+
+    async def canary(self, reference: Reference) -> None:
+        """Whether an adapter with large known weights does in the engine what it does in the learner."""
+        if getattr(self.engine, "swap", "hot_swap") == "none":
+            self.say("adapter", "note", "not tried: the engine's weights never change (swap=none)")
+            return
+        folder = reference.adapter_dir.absolute() / f"canary-{uuid.uuid4().hex[:8]}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        reference.canary(folder)
+        try:
+            async with self.engine.trial(folder) as held:
+                self.samples = await self.ask(version=held.version)
+            fault = next((f for s in self.samples if (f := _fault(s, reference.rows)) is not None), None)
+            if fault is not None:
+                self.say("adapter", "wrong", f"under an adapter: {fault[0]}", fault[1])
+                return
+            base_K = self.score(reference, None, reference.temperature)
+            adapted_K = self.score(reference, folder, reference.temperature)
+        except EngineError as error:
+            self.say("adapter", "wrong", f"an adapter could not be served: {error}")
+            return
+        finally:
+            shutil.rmtree(folder)  # nothing names it any more: the trial waits for its last request
+        move = Agreement.of(adapted_K, base_K).mean
+        if move < CANARY_MOVE:
+            raise EngineError(f"the canary moves the learner by {move:.2f} nats only, wanted {CANARY_MOVE}")
+        self.findings.append(
+            judge_adapter(self.engine_logprobs(), base_K, adapted_K, noise=self.noise, dtype=reference.dtype)
+        )
+
+    def engine_logprobs(self) -> Logprobs:
+        return np.array([value for sample in self.samples for value in sample.logprobs or ()])
+
+    def score(self, reference: Reference, adapter: object, temperature: float) -> Logprobs:
+        """The learner's logprobs of all that was sampled last."""
+        prompt = self.prompt
+        scored = [
+            reference.logprobs(
+                [*prompt, *sample.ids],
+                len(prompt),
+                adapter=adapter,  # type: ignore[arg-type]
+                temperature=temperature,
+            )
+            for sample in self.samples
+        ]
+        return np.concatenate([np.asarray(values, dtype=np.float64) for values in scored])
+
+
+def _fault(sample: Completion, rows: int) -> tuple[str, str] | None:
+    """Says what is wrong with a sample and what to do, or None."""
+    if not sample.ids:
+        return "no ids came back", "the server must return token ids (return_token_ids)"
+    if sample.trainable is not True:
+        return f"it cannot be trained on: {sample.trainable}", "use an engine that returns ids and logprobs"
+    if sample.logprobs is None or len(sample.logprobs) != len(sample.ids):
+        count = 0 if sample.logprobs is None else len(sample.logprobs)
+        return f"{len(sample.ids)} ids came with {count} logprobs", "ask the server for logprobs"
+    for position, (value, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
+        if not 0 <= value < rows:
+            return f"id {value} at position {position} is outside the vocabulary of {rows}", ""
+        if not math.isfinite(logprob) or logprob > ROUNDING:
+            return f"no usable logprob at position {position}: {logprob}", ""
+    return None
+
+
+def _first_ids(samples: Sequence[Completion]) -> dict[int, float]:
+    return {sample.ids[0]: sample.logprobs[0] for sample in samples if sample.ids and sample.logprobs}
