@@ -6,14 +6,14 @@ Each wraps an application and answers by itself what it refuses; the answer is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 
-from isal import isal_zlib
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atropos_gym.batch_server._codings import BrokenStream, Inflater
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
@@ -25,6 +25,8 @@ SAVE_SOON = 0.02
 
 RETRY_AFTER = 5
 """Seconds after which a client should try again what could not be saved, or had no room."""
+
+CODINGS = ("gzip", "x-gzip", "zstd")
 
 GROUP_PATHS = ("/scored_data", "/scored_data_list")
 """Where bodies bring what is to be kept."""
@@ -104,9 +106,9 @@ class _Left(Exception):
 class Bodies:
     """Reads and inflates a whole body before the application sees the request, within limits.
 
-    The limit is counted on what comes out, piece by piece: a small body cannot become a large one in memory,
-    and what a header claims does not matter. Where no more groups can be kept, their bodies stay unread for
-    a while and are then refused for now.
+    The limit is counted on what comes in and on what comes out, piece by piece: a small body cannot become a
+    large one in memory, one of empty members has an end, and what a header claims does not matter. Where no
+    more groups can be kept, their bodies stay unread for a while and are then refused for now.
 
     Args:
         app: gets the request with its plain body.
@@ -150,33 +152,45 @@ class Bodies:
         return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("identity", "gzip", "x-gzip"):
-            raise _Refusal(415, f"Content-Encoding {encoding[:100]!r} is not supported: use gzip or none")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", *CODINGS):
+            raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > self.max_bytes:
             raise self._too_large()
-        inflater = None if encoding == "identity" else _Inflater()
-        pieces: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(self.seconds):
-                async for chunk in _chunks(receive):
-                    for piece in inflater.feed(chunk) if inflater else (chunk,):
-                        size += len(piece)
-                        if size > self.max_bytes:
-                            raise self._too_large()
-                        pieces.append(piece)
+                chunks = self._bounded(_chunks(receive))
+                if coding == "identity":
+                    return b"".join([chunk async for chunk in chunks])
+                return b"".join([piece async for piece in self._bounded(_inflated(chunks, Inflater(coding)))])
         except TimeoutError:
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
-        except isal_zlib.error:  # type: ignore[misc]  # its stub takes the class for an instance
-            raise _Refusal(400, "invalid gzip body") from None
-        if inflater and not inflater.complete:
-            raise _Refusal(400, "invalid gzip body: it is cut off")
-        return b"".join(pieces)
+        except BrokenStream as error:
+            raise _Refusal(400, str(error)) from None
+
+    async def _bounded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Stops where the pieces together are too large."""
+        size = 0
+        async for piece in pieces:
+            size += len(piece)
+            if size > self.max_bytes:
+                raise self._too_large()
+            yield piece
 
     def _too_large(self) -> _Refusal:
         return _Refusal(413, f"body is larger than {self.max_bytes} bytes")
+
+
+async def _inflated(chunks: AsyncIterator[bytes], inflater: Inflater) -> AsyncIterator[bytes]:
+    """What comes out of a coding; others get their turn after each large piece."""
+    async for chunk in chunks:
+        for piece in inflater.feed(chunk):
+            yield piece
+            if len(piece) == inflater.PIECE_BYTES:
+                await asyncio.sleep(0)
+    if not inflater.complete:
+        raise BrokenStream(f"invalid {inflater.coding} body: it is cut off")
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
@@ -201,32 +215,3 @@ def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-class _Inflater:
-    """Inflates gzip members, one behind the other, in small pieces: whoever takes them can stop any time."""
-
-    PIECE_BYTES = 2**20
-
-    def __init__(self) -> None:
-        self._stream = isal_zlib.decompressobj(wbits=31)
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yields what this chunk gives; raises ``isal_zlib.error`` where it is no gzip."""
-        full = False
-        # Where a piece came out full, more of it may wait inside although all input is used up.
-        while chunk or (full and not self._stream.eof):
-            if self._stream.eof:
-                chunk = chunk.lstrip(b"\0")  # padding behind the last member is legal
-                if not chunk:
-                    return
-                self._stream = isal_zlib.decompressobj(wbits=31)
-            piece = self._stream.decompress(chunk, self.PIECE_BYTES)
-            full = len(piece) == self.PIECE_BYTES
-            yield piece
-            chunk = self._stream.unused_data or self._stream.unconsumed_tail
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last member has ended."""
-        return self._stream.eof

@@ -20,13 +20,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
 from atropos_gym.batch_server._fast_json import read_json_groups
-from atropos_gym.batch_server._msgpack import expand, read_msgpack_groups, unpack
+from atropos_gym.batch_server._msgpack import MSGPACK, expand, read_msgpack_groups, unpack
 from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.refusals import Problem
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = [
-    "MSGPACK",
     "GroupsRefused",
     "parse_groups",
     "problem_details",
@@ -45,8 +44,6 @@ MAX_ECHO = 200
 
 LARGE_BYTES = 4 * 2**20
 """Larger bodies are read in a thread."""
-
-MSGPACK = "application/msgpack"
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]

@@ -9,13 +9,13 @@ from itertools import chain
 from typing import Any
 
 from fastapi.responses import Response
-from isal import isal_zlib
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from atropos_gym.batch_server._bodies import MSGPACK
+from atropos_gym.batch_server._codings import squeezer
 from atropos_gym.batch_server._desk import Desk, settle, watch
+from atropos_gym.batch_server._forms import Form
 from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.parts import Part
@@ -49,7 +49,7 @@ class BatchReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits, then answers with a batch or with null."""
-        wanted = _Wanted(Headers(scope=scope))
+        wanted = _Wanted(Form.of(Headers(scope=scope)))
         async with watch(receive) as gone:
             lease = await self.desk.hold(self.wait_seconds, self._look, gone)
             if lease is None and self.request.partial and not gone():
@@ -101,22 +101,20 @@ class BatchReply(Response):
 
 
 class _Wanted:
-    """The form in which a client takes its answer: JSON or msgpack, gzipped or plain."""
+    """A batch in the form in which its client takes it."""
 
-    def __init__(self, headers: Headers) -> None:
-        accepted = headers.get("accept-encoding", "").lower()
-        self._gzip = any(_accepts(part, "gzip") for part in accepted.split(","))
-        self._msgpack = MSGPACK in headers.get("accept", "").lower()
+    def __init__(self, form: Form) -> None:
+        self.form = form
 
     def reply(self, content: Any) -> tuple[bytes, dict[str, str]]:
         """Body and headers of a short answer."""
-        return pack(content) if self._msgpack else to_json(content), self._headers()
+        return pack(content) if self.form.packed else to_json(content), self.form.headers
 
     async def batch(self, lease: Lease) -> tuple[bytes, dict[str, str]]:
         """Body and headers of a batch. Others get their turn after each group, and during large ones."""
         pieces: list[bytes] = []
-        squeeze = isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31) if self._gzip else None
-        todo = iter(self._msgpack_pieces(lease) if self._msgpack else self._json_pieces(lease))
+        squeeze = None if self.form.coding is None else squeezer(self.form.coding)
+        todo = iter(self._msgpack_pieces(lease) if self.form.packed else self._json_pieces(lease))
 
         def add_next() -> bool:
             if (piece := next(todo, None)) is None:
@@ -128,13 +126,9 @@ class _Wanted:
         while await asyncio.to_thread(add_next) if large else add_next():
             await asyncio.sleep(0)
         if squeeze is None:
-            return b"".join(pieces), self._headers()
+            return b"".join(pieces), self.form.headers
         pieces.append(squeeze.flush())
-        return b"".join(pieces), {**self._headers(), "content-encoding": "gzip"}
-
-    def _headers(self) -> dict[str, str]:
-        media_type = MSGPACK if self._msgpack else "application/json"
-        return {"content-type": media_type, "vary": "accept, accept-encoding"}
+        return b"".join(pieces), {**self.form.headers, "content-encoding": str(self.form.coding)}
 
     @staticmethod
     def _json_pieces(lease: Lease) -> Iterable[bytes]:
@@ -155,12 +149,6 @@ class _Wanted:
         for group in lease.groups:
             yield pack(group.packed.to_map())
         yield b"".join(pack(one) for pair in about.items() for one in pair)
-
-
-def _accepts(part: str, encoding: str) -> bool:
-    """Whether one entry of ``Accept-Encoding`` names this encoding, and not with weight 0."""
-    name, _, weight = part.partition(";")
-    return name.strip() == encoding and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
 
 
 def _about(lease: Lease) -> dict[str, Any]:

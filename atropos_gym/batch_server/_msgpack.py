@@ -14,7 +14,9 @@ from atropos_gym._wire_checks import MASKED
 from atropos_gym.batch_server._fast_check import Odd, read
 from atropos_gym.batch_server.intake import Incoming
 
-__all__ = ["expand", "pack", "read_msgpack_groups", "unpack"]
+__all__ = ["MSGPACK", "expand", "pack", "read_msgpack_groups", "unpack"]
+
+MSGPACK = "application/msgpack"
 
 IDS = ("tokens", "masks")
 FLOATS = ("advantages", "ref_logprobs", "inference_logprobs")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
+
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from atropos_gym.batch_server._bodies import reply
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._forms import LARGE_BYTES, Form
+from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.metrics import CONTENT_TYPE, counter, exposition, gauge
+from atropos_gym.batch_server.packed import PackedGroup
 
 __all__ = ["info_routes"]
 
@@ -74,15 +79,16 @@ def info_routes(desk: Desk) -> APIRouter:
         return Response(exposition([*store.metrics(), *held]), media_type=CONTENT_TYPE)
 
     @router.get("/latest_example")
-    async def latest_example() -> Response:
+    async def latest_example(request: Request) -> Response:
         """The group that came last, with all 14 keys."""
         packed = store.latest_example()
         if packed is None:
             return reply(NO_EXAMPLE)
-        body = packed.to_json()
-        if "inference_logprobs" not in packed.columns().floats:
-            body = body[:-1] + b',"inference_logprobs":null}'
-        return Response(body, media_type="application/json")
+        form = Form.of(request.headers)
+        write = _as_msgpack if form.packed else _as_json
+        large = len(packed.data) > LARGE_BYTES
+        body = await asyncio.to_thread(write, packed) if large else write(packed)
+        return Response(body, headers=form.headers)
 
     @router.get("/reset_data")
     async def reset_data() -> Response:
@@ -92,3 +98,14 @@ def info_routes(desk: Desk) -> APIRouter:
         return PlainTextResponse("Reset successful")
 
     return router
+
+
+def _as_json(group: PackedGroup) -> bytes:
+    body = group.to_json()
+    if "inference_logprobs" in group.columns().floats:
+        return body
+    return body[:-1] + b',"inference_logprobs":null}'
+
+
+def _as_msgpack(group: PackedGroup) -> bytes:
+    return pack({"inference_logprobs": None, **group.to_map()})

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from atropos_gym.batch_server._asgi import Bodies, Saved
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._forms import Formed
 from atropos_gym.batch_server._routes_dashboard import dashboard_routes
 from atropos_gym.batch_server._routes_env import env_routes
 from atropos_gym.batch_server._routes_info import info_routes
@@ -69,6 +70,7 @@ def create_app(
     # The last one added is the first to see a request.
     app.add_middleware(Bodies, desk=desk)
     app.add_middleware(Guard, hosts=store.limits.allowed_hosts, access=access)
+    app.add_middleware(Formed)
     return app
 
 

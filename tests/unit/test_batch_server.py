@@ -12,7 +12,6 @@ import httpx
 import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
-from atropos_gym.batch_server._asgi import _Inflater
 from atropos_gym.batch_server.clock import SystemClock
 from atropos_gym.batch_server.limits import Limits
 
@@ -263,26 +262,6 @@ def test_a_sequence_longer_than_the_trainers_limit_is_named(started: LocalServer
 
 def test_a_body_where_none_is_wanted_is_ignored(started: LocalServer) -> None:
     assert started.call("GET", "/batch", content=b"{}").json() == {"batch": None}
-
-
-def test_gzip_comes_in_members_and_in_pieces(started: LocalServer) -> None:
-    body = json.dumps(group()).encode()
-    members = gzip.compress(body[:40]) + gzip.compress(body[40:]) + b"\0" * 5
-
-    async def pieces() -> Any:
-        for start in range(0, len(members), 7):
-            yield members[start : start + 7]
-
-    headers = {"Content-Type": "application/json; charset=utf-8", "Content-Encoding": "gzip"}
-    assert started.call("POST", "/scored_data", content=pieces(), headers=headers).status_code == 200
-    assert started.get("/status")["queue_size"] == 1
-
-
-@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
-def test_inflating_loses_nothing_at_the_end_of_a_piece(size: int) -> None:
-    inflater = _Inflater()
-    assert len(b"".join(inflater.feed(gzip.compress(b"0" * size)))) == size
-    assert inflater.complete
 
 
 def test_a_body_that_never_arrives_is_given_up() -> None:
