@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atropos_gym.errors import ConfigError, ServerError
 
@@ -21,9 +23,10 @@ Statement = tuple[str, Sequence[Sequence[Any]]]
 """SQL, and the rows that it is carried out for."""
 
 APPLICATION_ID = 0x41475142  # "AGQB"
-VERSION = 1
+VERSION = 2
 SCHEMA = """
-CREATE TABLE groups (number INTEGER PRIMARY KEY, received_at REAL NOT NULL, data BLOB NOT NULL);
+CREATE TABLE groups (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE data (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE units (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE leases (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE envs (env_id INTEGER PRIMARY KEY, body TEXT NOT NULL);
@@ -32,15 +35,32 @@ CREATE TABLE replies (number INTEGER PRIMARY KEY, name TEXT, digest BLOB NOT NUL
     at REAL NOT NULL);
 CREATE TABLE state (name TEXT PRIMARY KEY, body TEXT NOT NULL);
 """
-PAGE_BYTES = 16384  # a group of 32,768 ids fills 17 such pages; a hundred small ones share one
+PAGE_BYTES = 4096  # a row above half a page gets one for itself: with larger ones, groups of 1,000 ids would
 LOG_BYTES = 64 * 2**20
 IDLE_SECONDS = 1.0
-SPARE_PAGES = 256
+SPARE_PAGES = 4 * 2**20 // PAGE_BYTES
 """So many free pages stay in the file for what comes next; more are given back in quiet moments."""
+TIDY_PAGES = 8 * 2**20 // PAGE_BYTES
+"""So many are given back at once: whoever writes meanwhile waits for it."""
+TIDY_PAUSE = 0.05
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is done with the file at its turn; once it is done for good, the future has what came of it."""
+
+    work: Callable[[sqlite3.Connection], Any]
+    future: Future[Any]
+    size: int = 0
 
 
 class Journal:
-    """A file that rows are written to, in the order in which they are handed over.
+    """A file that is written to and read from in the order in which that is asked for.
+
+    So what is read is there, whatever is handed over afterwards, and also what is handed over but not yet
+    committed is found.
 
     Args:
         path: the file; its folder is made.
@@ -50,6 +70,7 @@ class Journal:
 
     Attributes:
         failing: why nothing can be written; "" where all is well.
+        waiting_bytes: of what was handed over and is not yet committed.
 
     Raises:
         ConfigError: the file is used by another server, is something else, or cannot be opened.
@@ -58,27 +79,41 @@ class Journal:
     def __init__(self, path: Path, *, fresh: bool = False, fsync: bool = False) -> None:
         self.path = path
         self.failing = ""
+        self.waiting_bytes = 0
         self._connection = _opened(path, fresh=fresh, fsync=fsync)
         self._change = threading.Condition()
-        self._waiting: list[tuple[Sequence[Statement], Future[None]]] = []
+        self._waiting: list[_Job] = []
         self._last: Future[None] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def read(self, sql: str) -> list[tuple[Any, ...]]:
-        """Reads rows; only before anything is written."""
+        """Reads rows; only while nothing is being written."""
         return self._connection.execute(sql).fetchall()
 
-    def write(self, statements: Sequence[Statement]) -> Future[None]:
-        """Hands rows over; the result is there once they are committed."""
-        future: Future[None] = Future()
+    def write(self, statements: Sequence[Statement], size: int = 0) -> Future[None]:
+        """Hands rows over; the result is there once they are committed.
+
+        Args:
+            statements: carried out in order, all or none.
+            size: bytes that wait in memory until then.
+        """
+        self._last = self._add(partial(_carry_out, statements), size)
+        return self._last
+
+    def ask(self, look: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Looks something up at its turn; it must change nothing."""
+        return self._add(partial(_looked_up, look))
+
+    def _add(self, work: Callable[[sqlite3.Connection], Any], size: int = 0) -> Future[Any]:
+        future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting must not stop the writing
         with self._change:
             if self._closed:
                 raise ServerError(f"{self.path} is closed")
-            self._waiting.append((statements, future))
-            self._last = future
+            self._waiting.append(_Job(work, future, size))
+            self.waiting_bytes += size
             self._change.notify()
         return future
 
@@ -103,55 +138,76 @@ class Journal:
             self.failing = f"cannot write {self.path}: {error!r}"
             with self._change:
                 self._closed = True
-                for _, future in self._waiting:
-                    future.set_exception(ServerError(self.failing))
+                for job in self._waiting:
+                    job.future.set_exception(ServerError(self.failing))
             raise
 
     def _work(self) -> None:
+        pause = IDLE_SECONDS
         while True:
             with self._change:
                 if not self._waiting and not self._closed:
-                    self._change.wait(IDLE_SECONDS)
+                    self._change.wait(pause)
                 work, self._waiting = self._waiting, []
                 closed = self._closed
             if work:
                 self._commit(work)
+                pause = IDLE_SECONDS
             elif closed:
                 return
             else:
-                self._tidy()
+                pause = TIDY_PAUSE if self._tidy() else IDLE_SECONDS
 
-    def _commit(self, work: list[tuple[Sequence[Statement], Future[None]]]) -> None:
+    def _commit(self, work: list[_Job]) -> None:
         """Writes until it succeeds: memory has it, so the file must have it before anything else."""
         while True:
             try:
                 with self._connection:
                     self._connection.execute("BEGIN IMMEDIATE")
-                    for statements, _ in work:
-                        for sql, rows in statements:
-                            self._connection.executemany(sql, rows)
+                    found = [job.work(self._connection) for job in work]
                 break
             except sqlite3.Error as error:
                 self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
             with self._change:
                 if self._closed:
-                    for _, future in work:
-                        future.set_exception(ServerError(self.failing))
+                    for job in work:
+                        job.future.set_exception(ServerError(self.failing))
                     return
                 self._change.wait(IDLE_SECONDS)
         self.failing = ""
-        for _, future in work:
-            future.set_result(None)
+        with self._change:
+            self.waiting_bytes -= sum(job.size for job in work)
+        for job, result in zip(work, found, strict=True):
+            if isinstance(result, Exception):
+                job.future.set_exception(result)
+            else:
+                job.future.set_result(result)
 
-    def _tidy(self) -> None:
-        """Gives free pages back to the system, some at a time."""
+    def _tidy(self) -> bool:
+        """Gives free pages back to the system, some at a time; returns whether there are more."""
         try:
             ((free,),) = self._connection.execute("PRAGMA freelist_count").fetchall()
-            if free > SPARE_PAGES:
-                self._connection.execute(f"PRAGMA incremental_vacuum({SPARE_PAGES})").fetchall()
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if free <= SPARE_PAGES:
+                return False
+            self._connection.execute(f"PRAGMA incremental_vacuum({TIDY_PAGES})").fetchall()
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
             self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
+            return False
+        return bool(free - TIDY_PAGES > SPARE_PAGES)
+
+
+def _carry_out(statements: Sequence[Statement], connection: sqlite3.Connection) -> None:
+    for sql, rows in statements:
+        connection.executemany(sql, rows)
+
+
+def _looked_up(look: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T | Exception:
+    """What was found; an error is for who asked, and no reason to write nothing."""
+    try:
+        return look(connection)
+    except (sqlite3.Error, LookupError) as error:
+        return ServerError(f"cannot read what was stored: {error!r}")
 
 
 def _opened(path: Path, *, fresh: bool, fsync: bool) -> sqlite3.Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -17,29 +17,33 @@ from atropos_gym.batch_server.packed import PackedGroup
 __all__ = ["GroupQueue", "Place", "StoredGroup", "Unit"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class StoredGroup:
-    """One accepted group.
+    """One accepted group: what is known of it, and its ids where these are in memory.
 
     Attributes:
         number: its place in the order of arrival.
-        packed: the group as it is kept.
         sequences: how many sequences it has.
         longest: tokens of its longest sequence.
+        tokens: ids of all its sequences.
+        bytes: what it takes, wherever it lies.
         env_id: the sender; None where it did not say.
         policy_version: lowest version that sampled in it; None where unknown.
         received_at: Unix seconds.
-        tokens: ids of all its sequences.
+        data: the group as it is kept; None where it lies on disk only.
+        read: gets it from there.
     """
 
     number: int
-    packed: PackedGroup
     sequences: int
     longest: int
+    tokens: int
+    bytes: int
     env_id: int | None
     policy_version: int | None
     received_at: float
-    tokens: int
+    data: PackedGroup | None = None
+    read: Callable[[StoredGroup], PackedGroup] | None = None
 
     @classmethod
     def of(cls, number: int, incoming: Incoming, now: float) -> Self:
@@ -48,24 +52,28 @@ class StoredGroup:
         lengths = packed.lengths
         return cls(
             number=number,
-            packed=packed,
             sequences=len(lengths),
             longest=int(lengths.max()),
+            tokens=int(lengths.sum()),
+            bytes=len(packed.data),
             env_id=incoming.env_id,
             policy_version=incoming.policy_version,
             received_at=now,
-            tokens=int(lengths.sum()),
+            data=packed,
         )
+
+    @property
+    def packed(self) -> PackedGroup:
+        """The group as it is kept; it is read back first where it lies on disk only."""
+        if self.data is not None:
+            return self.data
+        assert self.read is not None, "only a store on disk lets go of what is in memory"
+        return self.read(self)
 
     @property
     def group_id(self) -> str:
         """Its name on the wire."""
         return f"g-{self.number}"
-
-    @property
-    def bytes(self) -> int:
-        """What it takes in memory and in the store."""
-        return len(self.packed.data)
 
 
 class Place(StrEnum):
@@ -116,7 +124,7 @@ class Unit:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory and in the store."""
+        """What it takes, wherever it lies."""
         return sum(group.bytes for group in self.groups)
 
     @property

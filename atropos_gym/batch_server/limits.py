@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BATCHES_PER_ENV", "Limits"]
+__all__ = ["BATCHES_PER_ENV", "Limits", "memory_allows"]
 
 BATCHES_PER_ENV = 4
 """So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
 
 
-def _hard_bytes() -> int:
-    """16 GiB, or half of this machine's memory where that is less: what is queued is in memory too."""
-    most = 16 * 2**30
+def memory_allows() -> int:
+    """Half of this machine's memory, in bytes; where it does not tell, 16 GiB."""
     try:
-        return min(most, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-    except (AttributeError, ValueError, OSError):  # a system that does not tell
-        return most
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 16 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,9 @@ class Limits:
             for each connected environment. Nothing is held while no batch can be formed.
         soft_bytes: so many bytes of groups may be queued before that; None is no such limit.
         hard_bytes: most bytes of groups that are kept, bodies on their way in included; beyond it no body is
-            read. 16 GiB, or half of the machine's memory where that is less.
+            read. A store in memory keeps no more than half of the machine's memory, whatever this says.
+        memory_bytes: so many bytes of groups does a store on disk hold in memory as well; what comes beyond
+            lies on disk only until it goes out. Of each group some hundred bytes stay in memory anyway.
         hold_seconds: how long a post is held by either limit, 0 to 240: its sender gives up after 300.
         foreign_masks: what becomes of groups whose masks are neither -100 nor the id: refused, or kept as
             they are for a trainer that knows what they mean.
@@ -52,7 +53,8 @@ class Limits:
     allowed_hosts: tuple[str, ...] = ()
     soft_groups: int | None = None
     soft_bytes: int | None = None
-    hard_bytes: int = field(default_factory=_hard_bytes)
+    hard_bytes: int = 16 * 2**30
+    memory_bytes: int = 2**30
     hold_seconds: float = 60.0
     foreign_masks: Literal["refuse", "keep"] = "refuse"
     short_batch_seconds: float = 30.0

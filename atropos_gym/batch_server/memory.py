@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from uuid import uuid4
 
 from atropos_gym.batch_server.env_book import EnvBook, EnvRecord
 from atropos_gym.batch_server.group_queue import StoredGroup
 from atropos_gym.batch_server.intake import Incoming, Receipt, misfits
 from atropos_gym.batch_server.leases import Lease
-from atropos_gym.batch_server.limits import BATCHES_PER_ENV, Limits
+from atropos_gym.batch_server.limits import BATCHES_PER_ENV, Limits, memory_allows
 from atropos_gym.batch_server.marks import Marks
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.policies import PolicyBoard
@@ -28,7 +29,7 @@ class MemoryStore(Readings):
     """Queue, leases, buffers, registrations and policy, in memory. See :class:`Store` for the methods."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+        self._limits = self._within_means(limits or Limits())
         self._marks = Marks()
         self._envs = EnvBook(self._marks)
         self._number = 0
@@ -43,7 +44,11 @@ class MemoryStore(Readings):
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        self._limits = self._stock.limits = limits
+        self._limits = self._stock.limits = self._within_means(limits)
+
+    def _within_means(self, limits: Limits) -> Limits:
+        """Memory cannot hold more than there is of it."""
+        return replace(limits, hard_bytes=min(limits.hard_bytes, memory_allows()))
 
     def _clear(self) -> None:
         self._tallies = Tallies()
@@ -257,6 +262,12 @@ class MemoryStore(Readings):
         """Hands out the next batch; None where there is none yet."""
         self._started = True
         return self._stock.take(request, now)
+
+    def fetch(self, lease: Lease) -> Future[list[PackedGroup]]:
+        """Gets a batch's groups, in order; to be asked as soon as it is taken."""
+        found: Future[list[PackedGroup]] = Future()
+        found.set_result([group.packed for group in lease.groups])
+        return found
 
     def delivered(self, lease: Lease) -> None:
         """Notes that a batch was handed over whole."""

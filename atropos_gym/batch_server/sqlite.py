@@ -1,37 +1,48 @@
 """A store that survives its process: in memory as it runs, and in a SQLite file.
 
 There is one set of rules, the memory store's. This class only writes down what they changed, and puts it back
-together at the start.
+together at the start. What is known of a group is always in memory; its ids are there only up to a limit, and
+the rest is read from the file when it goes out.
 """
 
 from __future__ import annotations
 
-import math
+import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic_core import from_json, to_json
 
 from atropos_gym.batch_server._journal import Journal, Statement
-from atropos_gym.batch_server.env_book import EnvRecord
-from atropos_gym.batch_server.group_queue import Place, StoredGroup, Unit
-from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.leases import Lease, LeaseState
+from atropos_gym.batch_server._saved import (
+    env_body,
+    group_body,
+    lease_body,
+    read_env,
+    read_group,
+    read_lease,
+    read_unit,
+    unit_body,
+)
+from atropos_gym.batch_server.group_queue import Place, StoredGroup
+from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.memory import MemoryStore
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.replies import KeptReply
 from atropos_gym.batch_server.tallies import Tallies
-from atropos_gym.wire import EnvRegistration
 
 __all__ = ["SqliteStore"]
 
-TABLES = ("groups", "units", "leases", "aside", "replies")
+TABLES = ("groups", "data", "units", "leases", "aside", "replies")
 """What a reset empties; environments stay."""
+
+WRITE_BEHIND = 256 * 2**20
+"""So many bytes of groups may wait in memory for the disk; then no more bodies are read."""
 
 
 class SqliteStore(MemoryStore):
@@ -71,11 +82,48 @@ class SqliteStore(MemoryStore):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _clear(self) -> None:
+        super()._clear()
+        self._on_disk = 0  # bytes of the groups that are not in memory
+
     def save(self) -> Future[None] | None:
         """Hands what has changed to the writer; returns what to wait for."""
         statements = list(self._changes())
+        came, left = self._moves()
         self._marks.clear()
-        return self._journal.write(statements) if statements else self._journal.unwritten
+        if not statements:
+            return self._journal.unwritten
+        saved = self._journal.write(statements, sum(group.bytes for group in came))
+        self._on_disk -= sum(group.bytes for group in left if group.data is None)
+        self._let_go(came)
+        return saved
+
+    def _let_go(self, new: list[StoredGroup]) -> None:
+        """Leaves the newest groups to the file alone, where memory holds enough without them."""
+        surplus = super().held_bytes - self._on_disk - self.limits.memory_bytes
+        for group in reversed(new):
+            if surplus <= 0:
+                return
+            group.data, group.read = None, self._read
+            self._on_disk += group.bytes
+            surplus -= group.bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What all groups take; no more may come while too much waits in memory for a disk that fails."""
+        held = super().held_bytes
+        return held if self._journal.waiting_bytes < WRITE_BEHIND else max(held, self.limits.hard_bytes)
+
+    def fetch(self, lease: Lease) -> Future[list[PackedGroup]]:
+        """Gets a batch's groups, in order; to be asked as soon as it is taken."""
+        groups = [(group.number, group.data) for group in lease.groups]
+        if all(data is not None for _, data in groups):
+            return super().fetch(lease)
+        return self._journal.ask(partial(_packed, groups))
+
+    def _read(self, group: StoredGroup) -> PackedGroup:
+        (packed,) = self._journal.ask(partial(_packed, [(group.number, None)])).result()
+        return packed
 
     @property
     def failing(self) -> str:
@@ -89,28 +137,30 @@ class SqliteStore(MemoryStore):
 
     # Writing.
 
+    def _moves(self) -> tuple[list[StoredGroup], list[StoredGroup]]:
+        """Groups that come into the file, and groups that leave it."""
+        came = {group.number: group for group in self._marks.groups}
+        units = self._marks.units.values()
+        gone = (group for unit in units if unit.place is Place.GONE for group in unit.groups)
+        left = [group for group in gone if came.pop(group.number, None) is None]
+        return list(came.values()), left
+
     def _changes(self) -> Iterator[Statement]:
         marks = self._marks
         if marks.cleared:
             for table in TABLES:
                 yield f"DELETE FROM {table}", [()]
+        came, left = self._moves()
+        yield from _rows("INSERT INTO groups VALUES (?, ?)", ((one.number, group_body(one)) for one in came))
+        yield from _rows("INSERT INTO data VALUES (?, ?)", ((one.number, one.packed.data) for one in came))
+        yield from _rows("DELETE FROM groups WHERE number = ?", ((one.number,) for one in left))
+        yield from _rows("DELETE FROM data WHERE number = ?", ((one.number,) for one in left))
         gone = [unit for unit in marks.units.values() if unit.place is Place.GONE]
         there = [unit for unit in marks.units.values() if unit.place is not Place.GONE]
-        numbers = {group.number for unit in gone for group in unit.groups}
-        yield from _rows(
-            "INSERT INTO groups VALUES (?, ?, ?)",
-            [
-                (group.number, group.received_at, group.packed.data)
-                for group in marks.groups
-                if group.number not in numbers
-            ],
-        )
-        new = {group.number for group in marks.groups}
-        yield from _rows("DELETE FROM groups WHERE number = ?", [(number,) for number in numbers - new])
-        yield from _rows("DELETE FROM units WHERE number = ?", [(unit.number,) for unit in gone])
-        yield from _table("units", "(?, ?)", {unit.number: (_unit_body(unit),) for unit in there})
+        yield from _rows("DELETE FROM units WHERE number = ?", ((unit.number,) for unit in gone))
+        yield from _table("units", "(?, ?)", {unit.number: (unit_body(unit),) for unit in there})
         yield from _table("leases", "(?, ?)", self._lease_rows())
-        yield from _table("envs", "(?, ?)", {env.env_id: (_env_body(env),) for env in marks.envs.values()})
+        yield from _table("envs", "(?, ?)", {env.env_id: (env_body(env),) for env in marks.envs.values()})
         yield from _table(
             "aside", "(?, ?)", {n: None if reason is None else (reason,) for n, reason in marks.aside.items()}
         )
@@ -124,7 +174,7 @@ class SqliteStore(MemoryStore):
         """Changed leases by number; None where one is forgotten."""
         known = self._stock.leases.knows
         return {
-            int(lease.batch_id.removeprefix("b-")): (_lease_body(lease),) if known(lease) else None
+            int(lease.batch_id.removeprefix("b-")): (lease_body(lease),) if known(lease) else None
             for lease in self._marks.leases.values()
         }
 
@@ -156,7 +206,7 @@ class SqliteStore(MemoryStore):
         read = self._journal.read
         state = {name: from_json(body) for name, body in read("SELECT name, body FROM state")}
         for _, body in read("SELECT env_id, body FROM envs ORDER BY env_id"):
-            self._envs.restore(_env(from_json(body), now))
+            self._envs.restore(read_env(body, now))
         if not state:
             return ""
         self._restore_state(
@@ -164,16 +214,17 @@ class SqliteStore(MemoryStore):
         )
         for number, key, digest, body, at in read("SELECT * FROM replies ORDER BY number"):
             self._replies.restore(KeptReply(number, key, digest, body, at), lost=True)
-        groups = {row[0]: _stored(*row) for row in read("SELECT * FROM groups ORDER BY number")}
+        groups = {
+            number: self._found(read_group(number, body))
+            for number, body in read("SELECT * FROM groups ORDER BY number")
+        }
         if groups:
-            self._latest = groups[max(groups)].packed
-        units: dict[int, Unit] = {}
-        for number, body in read("SELECT * FROM units ORDER BY number"):
-            saved = from_json(body)
-            parts = tuple(groups.pop(member) for member in saved.pop("groups"))
-            units[number] = Unit(parts, **saved)
-        for _, body in read("SELECT number, body FROM leases ORDER BY number"):
-            self._stock.leases.restore(_lease(from_json(body), units))
+            self._latest = self._read(groups[max(groups)])
+        units = {
+            number: read_unit(body, groups) for number, body in read("SELECT * FROM units ORDER BY number")
+        }
+        for _, body in read("SELECT * FROM leases ORDER BY number"):
+            self._stock.leases.restore(read_lease(body, units))
         for unit in units.values():
             if unit.place is not Place.LEASED:
                 self._stock.queue.add(unit)
@@ -185,6 +236,12 @@ class SqliteStore(MemoryStore):
         for lease in self._stock.leases.unread:
             self._stock.put_back(lease)
         return self._summary(buffered=len(groups))
+
+    def _found(self, group: StoredGroup) -> StoredGroup:
+        """A group that stays where it was found: in the file."""
+        group.read = self._read
+        self._on_disk += group.bytes
+        return group
 
     def _restore_state(self, state: Mapping[str, Any], aside: Mapping[int, str], now: float) -> None:
         self._now = now
@@ -231,42 +288,13 @@ def _table(name: str, places: str, changes: Mapping[int, tuple[Any, ...] | None]
     )
 
 
-def _unit_body(unit: Unit) -> bytes:
-    saved = {"deliveries": unit.deliveries, "step": unit.step, "came_under": unit.came_under}
-    return to_json({"groups": [group.number for group in unit.groups], **saved})
+def _packed(
+    groups: Sequence[tuple[int, PackedGroup | None]], connection: sqlite3.Connection
+) -> list[PackedGroup]:
+    """The groups, read from the file where they are not at hand; IndexError where one is missing."""
 
+    def read(number: int) -> PackedGroup:
+        rows = connection.execute("SELECT data FROM data WHERE number = ?", (number,)).fetchall()
+        return PackedGroup(rows[0][0])
 
-def _lease_body(lease: Lease) -> bytes:
-    names = (one.name for one in fields(lease) if one.name != "units")
-    saved = {name: getattr(lease, name) for name in names}
-    return to_json({**saved, "expires_at": None if math.isinf(lease.expires_at) else lease.expires_at})
-
-
-def _lease(saved: dict[str, Any], units: Mapping[int, Unit]) -> Lease:
-    """A lease as it was; the units of an open one are marked as handed out."""
-    state = LeaseState(saved["state"])
-    held = [units[number] for number in saved["numbers"]] if state is LeaseState.OPEN else []
-    for unit in held:
-        unit.place = Place.LEASED
-    expires_at = math.inf if saved["expires_at"] is None else saved["expires_at"]
-    changed: dict[str, Any] = {"state": state, "expires_at": expires_at}
-    for name in ("numbers", "given_ranks", "acked_ranks"):
-        changed[name] = tuple(saved.get(name, ()))
-    return Lease(**{**saved, **changed}, units=tuple(held))
-
-
-def _env_body(env: EnvRecord) -> bytes:
-    names = (
-        one.name for one in fields(env) if one.name not in ("settings", "buffer", "last_seen", "had_data_at")
-    )
-    return to_json({"settings": env.settings.model_dump()} | {name: getattr(env, name) for name in names})
-
-
-def _env(saved: dict[str, Any], now: float) -> EnvRecord:
-    settings = EnvRegistration.model_validate(saved.pop("settings"))
-    return EnvRecord(**saved, settings=settings, last_seen=now, had_data_at=now)
-
-
-def _stored(number: int, received_at: float, data: bytes) -> StoredGroup:
-    incoming = Incoming.again(PackedGroup(data))
-    return StoredGroup.of(number, incoming, received_at)
+    return [read(number) if data is None else data for number, data in groups]

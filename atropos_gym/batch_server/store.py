@@ -100,6 +100,13 @@ class Store(Protocol):
         """Hands out the next batch; None where there is none yet."""
         ...
 
+    def fetch(self, lease: Lease) -> Future[list[PackedGroup]]:
+        """Gets a batch's groups, in order; to be asked as soon as it is taken.
+
+        What is not in memory is read in a thread; where all of it is, the result is there at once.
+        """
+        ...
+
     def delivered(self, lease: Lease) -> None:
         """Notes that a batch was handed over whole."""
         ...

@@ -69,10 +69,7 @@ class Dashboard:
             return None if version is None or newest is None else max(0, newest - version)
 
         self.history.delivered(
-            [
-                (self._name(group.env_id), int(group.packed.lengths.sum()), age(group.policy_version))
-                for group in lease.groups
-            ],
+            [(self._name(group.env_id), group.tokens, age(group.policy_version)) for group in lease.groups],
             self._desk.clock.time(),
         )
 
