@@ -18,7 +18,7 @@ from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.wire import ScoredDataGroup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GROUPS = int(os.environ.get("ATROPOS_GYM_SOAK", "5000"))
 PRODUCERS = 4
@@ -75,7 +75,7 @@ def test_soak(tmp_path: Path) -> None:
                 files.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
                 assert status["queue_sequences"] <= 4 * 64 + PRODUCERS * LIST * 2  # the soft limit holds
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert not errors
         assert sorted(used) == list(range(GROUPS))
         assert trainer.status()["queue_size"] == 0

@@ -78,8 +78,9 @@ class Chromium:
         self.resize(width, height)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.ask("window.isLeft = true;")  # the page before may still answer for a moment
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until("!window.isLeft && document.readyState === 'complete'")
 
     def resize(self, width: int, height: int = 900) -> None:
         """Gives the window another size; below 600 pixels it is a phone's."""
