@@ -7,10 +7,15 @@ prints it and exits with 2; a traceback is shown only with ``--debug``.
 from __future__ import annotations
 
 __all__ = [
+    "AnswerRefused",
     "AtroposError",
     "CollectionFailed",
     "ConfigError",
+    "ContextFull",
     "EngineError",
+    "EngineTimeout",
+    "EngineUnfit",
+    "EngineUnreachable",
     "GroupRefused",
     "MissingData",
     "NewSegment",
@@ -68,6 +73,26 @@ class EngineError(AtroposError, RuntimeError):
 
 class VersionExpired(EngineError):
     """The policy version asked for is no longer served."""
+
+
+class ContextFull(EngineError):
+    """The prompt leaves too little of the model's context for a reply: the episode is over, not the run."""
+
+
+class AnswerRefused(EngineError):
+    """An engine's answer cannot be trusted; the message names the first thing that is wrong with it."""
+
+
+class EngineTimeout(EngineError):
+    """An engine did not answer before the request's deadline."""
+
+
+class EngineUnreachable(EngineError):
+    """An engine cannot be reached, or fails at every try."""
+
+
+class EngineUnfit(EngineError):
+    """What was tried of an engine makes training on it wrong; the message has every finding and remedy."""
 
 
 class UnequalStarts(AtroposError, ValueError):

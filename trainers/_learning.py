@@ -14,13 +14,12 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import update_learning_rate
 
-from atropos_gym.errors import EngineError
 from atropos_gym.trainers._parts import MetricsFile, Phases
 from atropos_gym.trainers._sources import GroupSource, open_local, open_server
-from atropos_gym.trainers.batches import Batch, Row, read_batch
+from atropos_gym.trainers._swap_watch import SwapWatch
+from atropos_gym.trainers.batches import Batch, read_batch
 from atropos_gym.trainers.merging import merge_rows
-from atropos_gym.trainers.scoring import adapter_off, score_rows
-from atropos_gym.trainers.slope import slope_test
+from atropos_gym.trainers.scoring import adapter_off
 from atropos_gym.trainers.update import Accumulated, accumulate, alignment_of, totals_of
 from atropos_gym.wire import ScoredDataGroup
 
@@ -57,6 +56,8 @@ def learn(
     model.entropy_trie()  # a missing answer list is said before anything is collected
     turns = total_timesteps or (updates or 0) * model.groups_per_update * model.group_size
     total, callback = model._setup_learn(turns, callback, reset_num_timesteps, tb_log_name, progress_bar)
+    if model.server is None:
+        model.require_fit_engine()
     run = _Run(model, callback, total if updates is None else None, updates, log_interval)
     source = open_local(model) if model.server is None else open_server(model, updates)
     finished = False
@@ -99,7 +100,7 @@ class _Run:
         self.log_interval = log_interval
         assert model._parts.folder is not None
         self.metrics = MetricsFile(Path(model.metrics_path or model._parts.folder.path / "metrics.jsonl"))
-        self.slope_failures = 0
+        self.watch = SwapWatch.of(model)
         self.warned = False
 
     @property
@@ -221,9 +222,12 @@ class _Run:
         mean, largest = alignment_of(batch.rows, became, result.logprobs, model.version)
         metrics |= {"train/alignment": mean, "train/alignment_max": largest}
         self._warn_of_misalignment(mean, largest)
-        if model.slope_test and not self._swapped(rows, result.logprobs, metrics):
-            optimizer.zero_grad(set_to_none=True)
-            return metrics | {"train/dropped/slope": float(len(batch.rows))}
+        if self.watch is not None:
+            swapped, seen = self.watch.look(model, batch.rows, became, rows, result.logprobs)
+            metrics |= seen
+            if not swapped:
+                optimizer.zero_grad(set_to_none=True)
+                return metrics | {"train/dropped/slope": float(len(batch.rows))}
         old = None
         if mean > model.alignment_limit:
             # Engine and learner are two policies: clip learner against learner, weigh learner against engine.
@@ -266,44 +270,6 @@ class _Run:
                 "at most: do both have the same weights, dtype and temperature?",
                 stacklevel=2,
             )
-
-    def _swapped(self, rows: Sequence[Row], new: Sequence[np.ndarray], metrics: Metrics) -> bool:
-        """Whether the engine sampled with the newest weights, as far as that can be told."""
-        model, parts = self.model, self.model._parts
-        adapter = model.policy.adapter
-        now = {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
-        before = parts.previous
-        if before is None:
-            parts.previous = now
-            return True
-        fresh = [k for k, row in enumerate(rows) if row.version in (None, model.version)]
-        adapter.load_state_dict(before)
-        try:
-            old = score_rows(
-                parts.scorer, [rows[k] for k in fresh], max_ids=model.max_ids, device=model.device
-            )
-        finally:
-            adapter.load_state_dict(now)
-        nothing = [np.zeros(0)]
-        found = slope_test(
-            np.concatenate([rows[k].logprobs for k in fresh] or nothing),
-            np.concatenate([new[k] for k in fresh] or nothing),
-            np.concatenate(old or nothing),
-            both_float32=model.dtype == "float32",
-        )
-        metrics["train/slope"] = found.slope
-        if found.verdict == "unmeasurable":
-            return True  # keep comparing with the older version: the change adds up until it can be measured
-        if found.verdict == "swapped":
-            parts.previous, self.slope_failures = now, 0
-            return True
-        self.slope_failures += 1
-        if self.slope_failures > 1:
-            raise EngineError(
-                f"the engine does not sample with version {model.version} ({found}): check its swap"
-            )
-        warnings.warn(f"version {model.version}: {found}; its batch is refused", stacklevel=2)
-        return False
 
     # -- what is said ----------------------------------------------------------------------------------
 

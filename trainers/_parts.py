@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from atropos_gym.tokenizers import Tokenizer
+from atropos_gym.trainers._swap_watch import SwapWatch
 from atropos_gym.trainers._sync import Sync
 from atropos_gym.trainers._tasks import Task
 from atropos_gym.trainers.entropy import AnswerTrie
@@ -39,7 +39,9 @@ class Parts:
         folder: where adapters, metrics and checkpoints go.
         scorer: scores rows under the current adapter.
         trie: answers of the tasks, once looked up.
-        previous: the adapter that the slope test compares with.
+        checked: the engine was tried.
+        noise: root mean square of engine minus learner, once measured.
+        watch: over the engine's swaps.
         registered_at: the server whose trainer this learner is.
         sync: runs the engine's coroutines.
     """
@@ -51,7 +53,9 @@ class Parts:
     folder: RunFolder | None = None
     scorer: Any = None
     trie: AnswerTrie | None = None
-    previous: dict[str, Tensor] | None = None
+    checked: bool = False
+    noise: float | None = None
+    watch: SwapWatch | None = None
     registered_at: str | None = None
     sync: Sync = field(default_factory=Sync)
 

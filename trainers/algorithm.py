@@ -23,13 +23,16 @@ from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from atropos_gym.engines.base import Engine, SamplingParams
-from atropos_gym.errors import ConfigError, MissingData
+from atropos_gym.engines.checks import agreement
+from atropos_gym.errors import ConfigError, EngineUnfit, MissingData
+from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer
 from atropos_gym.trainers._model import base_model, max_context_of, tokenizer_of
-from atropos_gym.trainers._parts import Parts, RunFolder, save_whole
+from atropos_gym.trainers._parts import Parts, RunFolder, save_whole, torch_threads
 from atropos_gym.trainers._tasks import is_url, make_tasks, vec_env_of
 from atropos_gym.trainers.adapters import Lora, add_lora, save_adapter
 from atropos_gym.trainers.policy import LMPolicy
+from atropos_gym.trainers.reference import LearnerReference
 from atropos_gym.trainers.schedules import Schedule
 from atropos_gym.trainers.scoring import Scorer, rows_of, score_rows
 from atropos_gym.trainers.tiny import TINY
@@ -222,6 +225,41 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         return make_engine(
             self.engine_spec, model=self.model_name, tokenizer=self.tokenizer, **self.engine_kwargs
         )
+
+    def reference(self) -> LearnerReference:
+        """Returns what an engine is compared with: this learner's base, and adapters of its shape."""
+        return LearnerReference(
+            self.policy.model,
+            self.tokenizer,
+            adapter_dir=self.adapter_dir,
+            stop_ids=self.stop_ids,
+            dtype=self.dtype,
+            temperature=self.temperature,
+            device=self.device,
+        )
+
+    def check_engine(self) -> list[Finding]:
+        """Tries the engine against the learner and returns what was found; ``learn`` does it once.
+
+        Raises:
+            EngineUnfit: a finding is wrong; the message has them all.
+        """
+        engine, parts, reference = self.engine, self._parts, self.reference()
+        with torch_threads(self._threads):
+            findings: list[Finding] = parts.sync(engine.check(reference))
+            faults = [found for found in findings if found.status == "wrong"]
+            if faults:
+                raise EngineUnfit(
+                    f"engine {engine.model} is not fit to train with: "
+                    + "; ".join(f"{f.name}: {f.detail}" + f" -> {f.remedy}" * bool(f.remedy) for f in faults)
+                )
+            parts.noise = parts.sync(agreement(engine, reference)).rms
+        parts.checked = True
+        return findings
+
+    @property
+    def _threads(self) -> int | None:
+        return None
 
     # -- acting and scoring ----------------------------------------------------------------------------
 

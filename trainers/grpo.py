@@ -76,7 +76,9 @@ class GRPO(LMAlgorithm):
             stand for the learner's; above, the learner scores and corrects the difference.
         lora: shape of the adapter.
         dtype: of base weights, in learner and engine.
-        slope_test: after each publish, test that the engine samples with the new weights.
+        engine_check: try the engine before learning; None: unless it is in this process.
+        slope_test: after each publish, test that the engine samples with the new weights (it costs a forward
+            of the learner); None: unless the engine is in this process, or unknown behind a server.
         deterministic: one thread, fixed order: the same bits every time.
         threads: that torch learns with; None is one for a tiny model, else torch's own choice.
         folder: for adapters, metrics and checkpoints; None: a temporary one until ``close``.
@@ -139,7 +141,8 @@ class GRPO(LMAlgorithm):
         alignment_limit: float = 1e-2,
         lora: Lora | None = None,
         dtype: str = "float32",
-        slope_test: bool = False,
+        engine_check: bool | None = None,
+        slope_test: bool | None = None,
         deterministic: bool = False,
         threads: int | None = None,
         folder: str | Path | None = None,
@@ -197,6 +200,7 @@ class GRPO(LMAlgorithm):
         self.max_grad_norm = max_grad_norm
         self.mask_truncated = mask_truncated
         self.alignment_limit = alignment_limit
+        self.engine_check = engine_check
         self.slope_test = slope_test
         self.deterministic = deterministic
         self.threads = threads
@@ -217,6 +221,29 @@ class GRPO(LMAlgorithm):
             # everything ten times slower.
             return 1
         return self.threads
+
+    @property
+    def tests_slope(self) -> bool:
+        """Whether swaps are tested."""
+        engine = self._parts.engine
+        return self._elsewhere(engine) if self.slope_test is None else self.slope_test
+
+    def require_fit_engine(self) -> None:
+        """Checks the engine once, where that is wanted; notes become warnings.
+
+        Raises:
+            EngineUnfit: a finding is wrong.
+        """
+        wanted = self._elsewhere(self.engine) if self.engine_check is None else self.engine_check
+        if wanted and not self._parts.checked:
+            for found in self.check_engine():
+                if found.status == "note":
+                    remedy = f"; {found.remedy}" if found.remedy else ""
+                    warnings.warn(f"engine, {found.name}: {found.detail}{remedy}", stacklevel=3)
+
+    def _elsewhere(self, engine: Any) -> bool:
+        """Whether an engine is known and is not part of this process."""
+        return engine is not None and not getattr(engine, "in_process", False)
 
     # -- learning --------------------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FLOAT32_NOISE", "Slope", "slope_test"]
+__all__ = ["FLOAT32_NOISE", "LOW_PRECISION_NOISE", "Slope", "slope_test"]
 
 #: Root mean square of engine minus learner on the same float32 weights.
 FLOAT32_NOISE = 8e-6
+#: The same of an engine in bfloat16.
+LOW_PRECISION_NOISE = 0.045
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Slope:
         stderr: standard error of the slope.
         rms: root mean square of ``n - o``: how far the update moved the logprobs, in nats.
         ids: how many ids it rests on.
+        noise: root mean square of the engine's rounding that was reckoned with.
     """
 
     verdict: Literal["swapped", "not_swapped", "unmeasurable"]
@@ -39,13 +42,24 @@ class Slope:
     stderr: float
     rms: float
     ids: int
+    noise: float = FLOAT32_NOISE
 
     def __str__(self) -> str:
-        """Says it in a line."""
-        return (
-            f"{self.verdict}: slope {self.slope:.3f} +- {self.stderr:.3f} over {self.ids} ids, "
-            f"the update moved logprobs by {self.rms:.1e} nats"
-        )
+        """Says it in a line.
+
+        Example:
+            >>> print(Slope("not_swapped", 0.0, 0.0004, 5.6e-3, 250))
+            engine serves old weights (slope 0.00 ± 0.0004, rms x 5.6e-03, N 250)
+        """
+        numbers = f"rms x {self.rms:.1e}, N {self.ids}"
+        if self.verdict == "unmeasurable":
+            return f"unmeasurable: update too small ({numbers}, sigma_e {self.noise:.1e})"
+        slope = f"slope {round(self.slope, 2) + 0.0:.2f} ± {self.stderr:.1g}, {numbers}"
+        if self.verdict == "swapped":
+            return f"engine serves the new weights ({slope})"
+        if abs(self.slope) <= max(0.1, 5 * self.stderr):
+            return f"engine serves old weights ({slope})"
+        return f"engine mixes versions ({slope})"
 
 
 def slope_test(
@@ -60,7 +74,8 @@ def slope_test(
 
     ``s = sum(xy) / sum(xx)`` with ``x = n - o`` and ``y = e - o``. Its standard error is the larger of the
     regression's and ``noise / (sqrt(K) rms(x))``. Fails when ``|s - 1| > max(0.1, 5 stderr)``; says
-    "unmeasurable" where the standard error exceeds 0.1, or where the learner's own rounding biases x.
+    "unmeasurable" where the standard error exceeds 0.1 (unless it is that large because the slope is so far
+    from 1), or where the learner's own rounding biases x.
 
     Args:
         engine_K: the engine's logprobs of the sampled ids.
@@ -79,7 +94,7 @@ def slope_test(
     square = float(x_K @ x_K)
     rms = math.sqrt(square / count) if count else 0.0
     if square == 0.0:
-        return Slope("unmeasurable", math.nan, math.inf, rms, count)
+        return Slope("unmeasurable", math.nan, math.inf, rms, count, noise)
     slope = float(x_K @ y_K) / square
     residual_K = y_K - slope * x_K
     regression = math.sqrt(float(residual_K @ residual_K) / max(1, count - 1) / square)
@@ -87,8 +102,8 @@ def slope_test(
     # A slope far from 1 with much scatter is a half-stale engine, not an unmeasurable one: judge the noise.
     too_small = noise / (math.sqrt(count) * rms) > 0.1 or (both_float32 and rms < 10 * noise)
     if too_small or (stderr > 0.1 and abs(slope - 1) <= 5 * stderr):
-        return Slope("unmeasurable", slope, stderr, rms, count)
+        return Slope("unmeasurable", slope, stderr, rms, count, noise)
     verdict: Literal["swapped", "not_swapped"] = (
         "not_swapped" if abs(slope - 1) > max(0.1, 5 * stderr) else "swapped"
     )
-    return Slope(verdict, slope, stderr, rms, count)
+    return Slope(verdict, slope, stderr, rms, count, noise)

@@ -11,7 +11,7 @@ import math
 import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -432,12 +432,13 @@ class _Trial:
             return
         finally:
             shutil.rmtree(folder)  # nothing names it any more: the trial waits for its last request
-        move = Agreement.of(adapted_K, base_K).mean
-        if move < CANARY_MOVE:
-            raise EngineError(f"the canary moves the learner by {move:.2f} nats only, wanted {CANARY_MOVE}")
-        self.findings.append(
-            judge_adapter(self.engine_logprobs(), base_K, adapted_K, noise=self.noise, dtype=reference.dtype)
+        found = judge_adapter(
+            self.engine_logprobs(), base_K, adapted_K, noise=self.noise, dtype=reference.dtype
         )
+        if found.status == "ok" and Agreement.of(adapted_K, base_K).mean < CANARY_MOVE:
+            remedy = f"an untrained model hardly reacts ({CANARY_MOVE} nats are wanted): check it again later"
+            found = replace(found, status="note", remedy=remedy)
+        self.findings.append(found)
 
     def engine_logprobs(self) -> Logprobs:
         return np.array([value for sample in self.samples for value in sample.logprobs or ()])

@@ -71,6 +71,9 @@ class HFEngine(ServesVersions):
         ``[c] = await engine.generate(ids, SamplingParams(max_tokens=16, seed=7))``.
     """
 
+    #: It shares the learner's process, and what is published cannot be lost on the way.
+    in_process = True
+
     def __init__(
         self,
         model: str | Path | None = None,

@@ -108,6 +108,9 @@ class ScriptedEngine(ServesVersions):
         'stop'
     """
 
+    #: It shares the learner's process, and what is published cannot be lost on the way.
+    in_process = True
+
     def __init__(
         self,
         script: Script,

@@ -475,7 +475,7 @@ def test_the_slope_test_refuses_a_stale_engine_and_then_stops(tmp_path: Path) ->
         model._parts.engine = broken_engine(logprob=never_swapped)
         with (
             pytest.warns(UserWarning, match="its batch is refused"),
-            pytest.raises(EngineError, match="does not sample with version"),
+            pytest.raises(EngineError, match="engine serves old weights .* second time in a row"),
         ):
             model.learn(updates=5)
         first.close()
