@@ -5,27 +5,21 @@ Both clients, the blocking one and the asynchronous one, send these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-from uuid import uuid4
 
 import httpx
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from atropos_gym.batch_server._group_bodies import JSON, MSGPACK, group_of, unpack
 from atropos_gym.errors import GroupRefused, ServerError
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration, ScoredDataGroup
 
-__all__ = ["Batch", "Call", "Parcel"]
+__all__ = ["Batch", "Call"]
 
 T = TypeVar("T")
-
-MAX_HOLD_SECONDS = 240.0
-"""So long may a server hold a post while too much is queued."""
-
-MAX_LIST_BYTES = 32 * 2**20
-"""Groups are sent in lists of about this size at most."""
 
 
 @dataclass(slots=True)
@@ -67,7 +61,8 @@ class Call(Generic[T]):
         path: from the server's root.
         read: makes the result of the answer.
         params: query parameters; None is left out.
-        content: JSON body.
+        content: body.
+        media_type: what the body is.
         headers: besides the usual ones.
         wait_seconds: how long the server may hold the request.
         posts_groups: a 422 refuses groups.
@@ -78,6 +73,7 @@ class Call(Generic[T]):
     read: Callable[[httpx.Response], T]
     params: Mapping[str, Any] = field(default_factory=dict)
     content: bytes | None = None
+    media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_seconds: float = 0.0
     posts_groups: bool = False
@@ -179,6 +175,7 @@ def batch(
             "partial": True if partial else None,
             **share,
         },
+        headers={"Accept": f"{MSGPACK}, {JSON};q=0.9"},
         wait_seconds=wait_seconds,
     )
 
@@ -188,74 +185,15 @@ def ack(batch_id: str, rank: int | None) -> Call[dict[str, Any]]:
     return post("/ack", {"batch_id": batch_id} if rank is None else {"batch_id": batch_id, "rank": rank})
 
 
-def post_group(group: ScoredDataGroup) -> Call[str | None]:
-    """POST ``/scored_data``; the result is the group's name, None from a server that gives none."""
-    return Call(
-        "POST",
-        "/scored_data",
-        lambda response: _object(response).get("group_id"),
-        content=group.to_json(),
-        headers={"Idempotency-Key": uuid4().hex},
-        wait_seconds=MAX_HOLD_SECONDS,
-        posts_groups=True,
-    )
+def name_of(response: httpx.Response) -> list[str]:
+    """The name of a posted group; none from a server that gives none."""
+    name = _object(response).get("group_id")
+    return [] if name is None else [name]
 
 
-class Parcel:
-    """Groups on their way: lists that shrink where the server refuses one of their groups.
-
-    A list is taken whole or not at all, so after a refusal the others are sent again without the bad ones.
-    """
-
-    def __init__(self, groups: Sequence[ScoredDataGroup]) -> None:
-        self._waiting = [(index, group.to_json()) for index, group in enumerate(groups)]
-        self._sent: list[tuple[int, bytes]] = []
-        self._names: dict[int, str] = {}
-        self._refusals: list[dict[str, Any]] = []
-
-    def next(self) -> Call[list[str]] | None:
-        """The next request, None where nothing is left."""
-        size = 0
-        while self._waiting and size < MAX_LIST_BYTES:
-            self._sent.append(self._waiting.pop(0))
-            size += len(self._sent[-1][1])
-        if not self._sent:
-            return None
-        return Call(
-            "POST",
-            "/scored_data_list",
-            lambda response: list(_object(response).get("group_ids", [])),
-            content=b"[" + b",".join(payload for _, payload in self._sent) + b"]",
-            headers={"Idempotency-Key": uuid4().hex},
-            wait_seconds=MAX_HOLD_SECONDS,
-            posts_groups=True,
-        )
-
-    def accepted(self, names: list[str]) -> None:
-        """Notes that the last request went through."""
-        self._names.update((index, name) for (index, _), name in zip(self._sent, names, strict=False))
-        self._sent = []
-
-    def refused(self, refusal: GroupRefused) -> None:
-        """Takes the groups that the server names out of the list; they are reported by :meth:`close`."""
-        bad: set[int] = set()
-        for entry in refusal.detail if isinstance(refusal.detail, list) else []:
-            loc = entry.get("loc", [])
-            if len(loc) > 1 and isinstance(loc[1], int) and loc[1] < len(self._sent):
-                bad.add(loc[1])
-                index = self._sent[loc[1]][0]
-                self._refusals.append({**entry, "loc": ["body", index, *loc[2:]]})
-        if not bad:
-            raise refusal
-        self._waiting = [one for at, one in enumerate(self._sent) if at not in bad] + self._waiting
-        self._sent = []
-
-    def close(self) -> list[str]:
-        """Returns the names of the accepted groups; raises ``GroupRefused`` if there were others."""
-        if self._refusals:
-            message = f"groups were refused, all others are stored: {describe(self._refusals)}"
-            raise GroupRefused(message, status=422, detail=self._refusals)
-        return [self._names[index] for index in sorted(self._names)]
+def names_of(response: httpx.Response) -> list[str]:
+    """The names of posted groups."""
+    return list(_object(response).get("group_ids", []))
 
 
 def describe(detail: object) -> str:
@@ -282,8 +220,9 @@ def _detail(response: httpx.Response) -> object:
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
+    packed = response.headers.get("content-type", "").startswith(MSGPACK)
     try:
-        value = from_json(response.content)
+        value = unpack(response.content) if packed else from_json(response.content)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -302,6 +241,7 @@ def _checked(
 
 
 def _read_batch(response: httpx.Response) -> Batch | None:
+    packed = response.headers.get("content-type", "").startswith(MSGPACK)
     value = _object(response)
     if value.get("status") == "error":
         raise ServerError(f"no batch: {value.get('message')}", status=response.status_code, detail=value)
@@ -310,18 +250,8 @@ def _read_batch(response: httpx.Response) -> Batch | None:
         return None
     # Our server says how much it sends and has checked all of it; what comes from another is checked here.
     ours = "x-batch-groups" in response.headers
-    try:
-        groups = [
-            ScoredDataGroup.model_construct(**item) if ours else ScoredDataGroup.model_validate(item)
-            for item in items
-        ]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ServerError(
-            f"the server gave a group that cannot be used: {first['loc']}: {first['msg']}"
-        ) from None
     batch = Batch(
-        groups,
+        [_group(item, packed=packed, trusted=ours) for item in items],
         value.get("batch_id"),
         value.get("expires_at"),
         value.get("step"),
@@ -335,3 +265,16 @@ def _read_batch(response: httpx.Response) -> Batch | None:
             f"batch has {batch.sequences} sequences, the server says otherwise: is a proxy between?"
         )
     return batch
+
+
+def _group(item: Any, *, packed: bool, trusted: bool) -> ScoredDataGroup:
+    try:
+        if packed:
+            return group_of(item, trusted=trusted)
+        return ScoredDataGroup.model_construct(**item) if trusted else ScoredDataGroup.model_validate(item)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{first['loc']}: {first['msg']}"
+    except ValueError as error:
+        reason = str(error)
+    raise ServerError(f"the server gave a group that cannot be used: {reason}")

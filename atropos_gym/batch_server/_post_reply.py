@@ -13,7 +13,10 @@ from atropos_gym.batch_server._desk import Desk, watch
 from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.replies import KeptReply
 
-__all__ = ["PostReply", "digest_of", "key_of"]
+__all__ = ["ACCEPT_POST", "PostReply", "digest_of", "key_of"]
+
+ACCEPT_POST = "application/json, application/msgpack"
+"""What answers to environments say of the forms in which groups can be posted."""
 
 LONGEST_KEY = 128
 
@@ -30,7 +33,7 @@ class PostReply(Response):
     """
 
     def __init__(self, desk: Desk, kept: KeptReply, *, replayed: bool) -> None:
-        headers = {"Idempotency-Replayed": "true"} if replayed else None
+        headers = {"Accept-Post": ACCEPT_POST} | ({"Idempotency-Replayed": "true"} if replayed else {})
         super().__init__(kept.body, headers=headers, media_type="application/json")
         self.desk = desk
         self.kept = kept

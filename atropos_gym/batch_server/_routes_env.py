@@ -11,14 +11,14 @@ from pydantic_core import to_json
 
 from atropos_gym.batch_server._bodies import (
     GroupsRefused,
-    problem_details,
     read_body,
     read_groups,
     reply,
     schema_of,
 )
 from atropos_gym.batch_server._desk import Desk
-from atropos_gym.batch_server._post_reply import PostReply, digest_of, key_of
+from atropos_gym.batch_server._details import problem_details
+from atropos_gym.batch_server._post_reply import ACCEPT_POST, PostReply, digest_of, key_of
 from atropos_gym.batch_server.intake import Receipt
 from atropos_gym.batch_server.refusals import Refused, Unknown
 from atropos_gym.wire import EnvRef, EnvRegistration, ScoredDataGroup
@@ -54,7 +54,10 @@ def env_routes(desk: Desk) -> APIRouter:
         """Registers an environment, once a trainer asks for batches."""
         settings = await read_body(request, EnvRegistration)
         env = store.register_env(settings, desk.now())
-        return reply({"status": "wait for trainer to start"} if env is None else store.env_reply(env))
+        answer = {"status": "wait for trainer to start"} if env is None else store.env_reply(env)
+        response = reply(answer)
+        response.headers["Accept-Post"] = ACCEPT_POST
+        return response
 
     @router.post("/disconnect-env", openapi_extra=schema_of(EnvRef))
     async def disconnect_env(request: Request) -> Response:

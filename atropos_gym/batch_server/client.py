@@ -11,15 +11,19 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
 from atropos_gym.batch_server import _calls as calls
-from atropos_gym.batch_server._calls import Batch, Call, Parcel
+from atropos_gym.batch_server._calls import Batch, Call
+from atropos_gym.batch_server._group_bodies import MSGPACK
 from atropos_gym.batch_server._hosts import is_loopback
-from atropos_gym.errors import ConfigError, GroupRefused, ServerError
+from atropos_gym.batch_server._parcels import ListParcel, OneParcel, Parcel, SpooledParcel
+from atropos_gym.batch_server.spool import Spool
+from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.wire import Policy, ScoredDataGroup
 
 __all__ = ["AsyncBatchClient", "Batch", "BatchClient", "without_token"]
@@ -28,6 +32,10 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
+
+RETRIED = (408, 425, 429)
+"""Statuses below 500 that are worth another try: too slow, too early, too often."""
+
 TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
 
 
@@ -41,19 +49,25 @@ def without_token(url: str) -> str:
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
+def _too_full(error: ServerError) -> ServerError:
+    message = f"{error}: the spool is full, the newest are not"
+    return ServerError(message, status=error.status, detail=error.detail)
+
+
 class _Attempts:
     """Decides after each failed try whether and when there is another one."""
 
-    def __init__(self, url: str, retry_seconds: float | None) -> None:
+    def __init__(self, url: str, retry_seconds: float | None, longest_pause: float) -> None:
         self._url = url
         self._retry_seconds = retry_seconds
+        self._longest_pause = longest_pause
         self._waited = 0.0
-        self._pause = FIRST_PAUSE
+        self._pause = min(FIRST_PAUSE, longest_pause)
 
     def pause(self, failure: httpx.TransportError | httpx.Response) -> float:
         """Seconds until the next try; raises ``ServerError`` where there has been enough of it."""
         seconds = self._pause * random.uniform(0.5, 1.0)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, self._longest_pause)
         if isinstance(failure, httpx.Response) and failure.headers.get("retry-after", "").isdigit():
             seconds = float(failure.headers["retry-after"])
         self._waited += seconds
@@ -70,12 +84,21 @@ class _Attempts:
 
 
 class _Client:
-    """What both clients share: where the server is, and how requests look."""
+    """What both clients share: where the server is, how requests look, and where groups are kept."""
 
-    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout: float,
+        retry_seconds: float | None,
+        longest_pause: float,
+        spool: str | Path | Spool | None,
+    ) -> None:
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise ConfigError(f"server must be a URL such as http://127.0.0.1:8000, got {url!r}")
+            shown = url.rpartition("@")[2]  # what stands before it may be a token
+            raise ConfigError(f"server must be a URL such as http://127.0.0.1:8000, got {shown!r}")
         headers = {"Accept-Encoding": "identity"}
         auth = (parts.username, parts.password) if parts.userinfo else None
         token = token or (os.environ.get(TOKEN_VARIABLE) if auth is None else None)
@@ -83,8 +106,11 @@ class _Client:
             headers["Authorization"], auth = f"Bearer {token}", None
         self.url = without_token(url)
         self.trainer_id: str | None = None
+        self.spool = spool if isinstance(spool, Spool | None) else Spool(spool)
         self._timeout = timeout
         self._retry_seconds = retry_seconds
+        self._longest_pause = longest_pause
+        self._packed = False  # whether the server reads msgpack: it says so in its answers to environments
         # Replies are not compressed: on one machine that costs more than it saves.
         self._options: dict[str, Any] = {
             "base_url": self.url,
@@ -94,12 +120,23 @@ class _Client:
         }
 
     def _attempts(self) -> _Attempts:
-        return _Attempts(self.url, self._retry_seconds)
+        return _Attempts(self.url, self._retry_seconds, self._longest_pause)
+
+    def _parcel(self, groups: Sequence[ScoredDataGroup], *, alone: bool = False) -> Parcel:
+        if self.spool is not None:
+            return SpooledParcel(self.spool, groups, alone=alone)
+        return OneParcel(groups) if alone else ListParcel(groups)
+
+    def _failed(self, response: httpx.Response) -> bool:
+        """Whether an answer is worth another try; notes what it says of the server."""
+        if forms := response.headers.get("accept-post"):
+            self._packed = MSGPACK in forms
+        return response.status_code >= 500 or response.status_code in RETRIED
 
     def _request(self, call: Call[T]) -> dict[str, Any]:
         headers = dict(call.headers)
         if call.content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = call.media_type
         return {
             "method": call.method,
             "url": call.path,
@@ -119,8 +156,16 @@ class BatchClient(_Client):
             environment's variable ``ATROPOS_GYM_TOKEN`` says.
         timeout: seconds until an answer must have come, besides what the server may hold the request for.
         retry_seconds: how long to try again in all where there is no answer or a 5xx; None is for ever.
+        longest_pause: between two tries, unless the server says how long (``Retry-After``).
+        spool: folder, or :class:`Spool`, in which groups lie until the server has them: what this process
+            could not post, the next one with the same folder posts first. None keeps nothing.
         transport: another way to reach it, such as ``httpx.MockTransport``.
         sleep: how to pause.
+
+    Attributes:
+        url: where the server is, without a token.
+        trainer_id: who asks for batches; None before :meth:`register`.
+        spool: where groups are kept; None where they are not.
 
     >>> with BatchClient("http://127.0.0.1:8000") as client:
     ...     client.url
@@ -134,10 +179,12 @@ class BatchClient(_Client):
         token: str | None = None,
         timeout: float = 60.0,
         retry_seconds: float | None = 60.0,
+        longest_pause: float = LONGEST_PAUSE,
+        spool: str | Path | Spool | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(url, token, timeout, retry_seconds)
+        super().__init__(url, token, timeout, retry_seconds, longest_pause, spool)
         self._http = httpx.Client(transport=transport, **self._options)
         self._sleep = sleep
 
@@ -147,11 +194,12 @@ class BatchClient(_Client):
         while True:
             try:
                 response = self._http.request(**self._request(call))
-                if response.status_code < 500:
+                if not self._failed(response):
                     return call.result(response)
                 failure = response
             except httpx.TransportError as error:
                 failure = error
+                self._packed = False  # who answers next may be another server
             self._sleep(attempts.pause(failure))
 
     def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
@@ -182,21 +230,35 @@ class BatchClient(_Client):
 
     def post_group(self, group: ScoredDataGroup) -> str | None:
         """Posts one group; returns its name. Raises ``GroupRefused`` with the first bad place."""
-        return self._run(calls.post_group(group))
+        names = self._post([group], alone=True)
+        return names[0] if names else None
 
     def post_groups(self, groups: Sequence[ScoredDataGroup]) -> list[str]:
-        """Posts groups in one request; returns their names.
+        """Posts groups; returns their names.
 
         Raises:
             GroupRefused: the server refused some; all others are stored. ``detail`` names the refused ones:
                 ``loc`` is ``["body", index, ...]``.
         """
-        parcel = Parcel(groups)
-        while (call := parcel.next()) is not None:
+        return self._post(groups)
+
+    def post_left(self) -> None:
+        """Posts what lies in the spool still; returns once the server has it."""
+        self._post(())
+
+    def _post(self, groups: Sequence[ScoredDataGroup], *, alone: bool = False) -> list[str]:
+        if groups and self.spool is not None and self.spool.full:
             try:
-                parcel.accepted(self._run(call))
-            except GroupRefused as refusal:
-                parcel.refused(refusal)
+                self.post_left()
+            except ServerError as error:
+                raise _too_full(error) from error
+        with self._parcel(groups, alone=alone) as parcel:
+            while not parcel.empty:
+                try:
+                    if (call := parcel.next(packed=self._packed)) is not None:
+                        parcel.accepted(self._run(call))
+                except ServerError as error:
+                    parcel.refused(error)
         return parcel.close()
 
     def batch(
@@ -269,8 +331,10 @@ class BatchClient(_Client):
         return self._run(calls.get("/health"))
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, and lets others use the spool."""
         self._http.close()
+        if self.spool is not None:
+            self.spool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,10 +355,12 @@ class AsyncBatchClient(_Client):
         token: str | None = None,
         timeout: float = 60.0,
         retry_seconds: float | None = 60.0,
+        longest_pause: float = LONGEST_PAUSE,
+        spool: str | Path | Spool | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        super().__init__(url, token, timeout, retry_seconds)
+        super().__init__(url, token, timeout, retry_seconds, longest_pause, spool)
         self._http = httpx.AsyncClient(transport=transport, **self._options)
         self._sleep = sleep
 
@@ -304,11 +370,12 @@ class AsyncBatchClient(_Client):
         while True:
             try:
                 response = await self._http.request(**self._request(call))
-                if response.status_code < 500:
+                if not self._failed(response):
                     return call.result(response)
                 failure = response
             except httpx.TransportError as error:
                 failure = error
+                self._packed = False  # who answers next may be another server
             await self._sleep(attempts.pause(failure))
 
     async def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
@@ -339,16 +406,30 @@ class AsyncBatchClient(_Client):
 
     async def post_group(self, group: ScoredDataGroup) -> str | None:
         """Posts one group."""
-        return await self._run(calls.post_group(group))
+        names = await self._post([group], alone=True)
+        return names[0] if names else None
 
     async def post_groups(self, groups: Sequence[ScoredDataGroup]) -> list[str]:
-        """Posts groups in one request."""
-        parcel = Parcel(groups)
-        while (call := parcel.next()) is not None:
+        """Posts groups."""
+        return await self._post(groups)
+
+    async def post_left(self) -> None:
+        """Posts what lies in the spool still."""
+        await self._post(())
+
+    async def _post(self, groups: Sequence[ScoredDataGroup], *, alone: bool = False) -> list[str]:
+        if groups and self.spool is not None and self.spool.full:
             try:
-                parcel.accepted(await self._run(call))
-            except GroupRefused as refusal:
-                parcel.refused(refusal)
+                await self.post_left()
+            except ServerError as error:
+                raise _too_full(error) from error
+        with self._parcel(groups, alone=alone) as parcel:
+            while not parcel.empty:
+                try:
+                    if (call := parcel.next(packed=self._packed)) is not None:
+                        parcel.accepted(await self._run(call))
+                except ServerError as error:
+                    parcel.refused(error)
         return parcel.close()
 
     async def batch(
@@ -405,6 +486,8 @@ class AsyncBatchClient(_Client):
     async def close(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
+        if self.spool is not None:
+            self.spool.close()
 
     async def __aenter__(self) -> Self:
         return self

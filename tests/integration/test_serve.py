@@ -31,7 +31,7 @@ GROUP = {
     "tokens": [[1, 2, 3], [1, 2, 4]],
     "masks": [[-100, 2, 3], [-100, 2, 4]],
     "scores": [1.0, 0.0],
-    "inference_logprobs": [[1.0, -0.5, -0.7], [1.0, -0.5, -0.9]],
+    "inference_logprobs": [[1.0, -0.5, -0.75], [1.0, -0.5, -0.875]],
 }
 PATIENCE = 60.0  # seconds, on a machine that is busy with other things; what is held is held for longer
 PROGRAM = """

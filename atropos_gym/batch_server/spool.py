@@ -1,0 +1,242 @@
+"""Spool: a folder in which groups lie until the server has them, whatever is killed meanwhile.
+
+A group is written before its first try, complete, under a name that says its turn and the key under which it
+is posted; its file goes once the server has answered. Whoever opens the folder next posts what was left there
+first, oldest first, each under its key: a server of ours takes a key only once, so nothing is lost and
+nothing comes twice. (The original API knows no keys: what it took without answering, it takes again.)
+
+What the server refuses lies in ``refused/``: the group as JSON, which ``atropos-gym view`` shows, and beside
+it a text that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import from_json
+
+from atropos_gym.batch_server._group_bodies import JSON, MSGPACK, Body, body_of, group_of, unpack
+from atropos_gym.errors import ConfigError
+from atropos_gym.wire import ScoredDataGroup
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Kept", "Spool"]
+
+NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})\.(msgpack|json)")
+KINDS = {MSGPACK: "msgpack", JSON: "json"}
+PART = ".part"
+"""How the name of a file ends that is still being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A group in the folder.
+
+    Attributes:
+        key: under which it is posted.
+        path: its file.
+        size: of the file, in bytes.
+        body: what is in it, while it is about to be posted; else None.
+    """
+
+    key: str
+    path: Path
+    size: int
+    body: Body | None = None
+
+
+class Spool:
+    """A folder for one client at a time.
+
+    Args:
+        folder: made where it is missing; another process that uses it is told.
+        fsync: wait for the disk: then what is kept survives a power failure too.
+        max_bytes: beyond it nothing new is kept until something was posted.
+
+    Attributes:
+        folder: where it is.
+
+    Raises:
+        ConfigError: the folder is used by another process, or cannot be used.
+    """
+
+    def __init__(self, folder: str | Path, *, fsync: bool = False, max_bytes: int = 4 * 2**30) -> None:
+        self.folder = Path(folder).expanduser()
+        self._fsync = fsync
+        self._max_bytes = max_bytes
+        self._change = threading.Lock()
+        self._posted_late = 0
+        try:
+            (self.folder / "refused").mkdir(parents=True, exist_ok=True)
+            self._unlock = _locked(self, self.folder)
+            left = self._look()
+        except OSError as error:
+            raise ConfigError(
+                f"spool {self.folder} cannot be used: {error.strerror}; choose another folder"
+            ) from None
+        self._next = 1 + max(map(_turn, left), default=-1)
+        self._left = deque(left)
+        self._late = {kept.key for kept in left}
+        self._sizes = {kept.key: kept.size for kept in left}
+        self._refused = sum(1 for _ in (self.folder / "refused").glob("*.txt"))
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is kept until something was posted."""
+        return sum(self._sizes.values()) >= self._max_bytes
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Groups that wait, and their bytes; how many were left behind and then posted; how many refused."""
+        return {
+            "folder": str(self.folder),
+            "waiting": len(self._sizes),
+            "bytes": sum(self._sizes.values()),
+            "posted_late": self._posted_late,
+            "refused": self._refused,
+        }
+
+    def keep(self, groups: Sequence[ScoredDataGroup]) -> list[Kept]:
+        """Writes groups; all of them are safe when this returns."""
+        kept = []
+        for group in groups:
+            body, key = body_of(group, packed=True), uuid4().hex
+            with self._change:
+                number, self._next = self._next, self._next + 1
+            path = self.folder / f"{number:010d}-{key}.{KINDS[body.media_type]}"
+            self._write(path, body.content)
+            kept.append(Kept(key, path, len(body.content), body))
+            self._sizes[key] = len(body.content)
+        if self._fsync and kept:
+            _sync(self.folder)
+        return kept
+
+    def claim(self) -> list[Kept]:
+        """Takes what was left behind, oldest first."""
+        with self._change:
+            left = list(self._left)
+            self._left.clear()
+        return left
+
+    def release(self, kept: Sequence[Kept]) -> None:
+        """Leaves groups to whoever claims next."""
+        with self._change:
+            self._left = deque(sorted([*self._left, *(replace(one, body=None) for one in kept)], key=_turn))
+            self._late |= {one.key for one in kept}
+
+    def body(self, kept: Kept, *, packed: bool) -> Body | None:
+        """Reads a group's body, in JSON unless the server reads msgpack.
+
+        A file that a power failure cut off is set aside; then there is none.
+        """
+        if kept.body is not None and (packed or kept.body.media_type == JSON):
+            return kept.body
+        content = kept.path.read_bytes()
+        try:
+            group = _group(kept, content)
+        except ValueError as error:
+            self.refuse(kept, f"the file is not complete: {error}")
+            return None
+        if packed and kept.path.suffix == ".msgpack":
+            return Body(content, MSGPACK)
+        return Body(content, JSON) if kept.path.suffix == ".json" else body_of(group, packed=False)
+
+    def posted(self, kept: Kept) -> None:
+        """Removes a group that the server has."""
+        kept.path.unlink(missing_ok=True)
+        self._posted_late += kept.key in self._late
+        self._forget(kept)
+
+    def refuse(self, kept: Kept, reason: str) -> None:
+        """Sets a group aside for people to look at."""
+        content = kept.path.read_bytes()
+        target = self.folder / "refused" / kept.path.name
+        if kept.path.suffix == ".msgpack":
+            try:
+                content = _group(kept, content).to_json()
+                target = target.with_suffix(".json")
+            except ValueError:  # it stays as it is
+                pass
+        self._write(target, content)
+        self._write(target.with_suffix(".txt"), f"{reason}\n".encode())
+        kept.path.unlink(missing_ok=True)
+        self._refused += 1
+        self._forget(kept)
+
+    def close(self) -> None:
+        """Lets others use the folder; what is in it stays."""
+        self._unlock()
+
+    def _forget(self, kept: Kept) -> None:
+        self._sizes.pop(kept.key, None)
+        self._late.discard(kept.key)
+
+    def _look(self) -> list[Kept]:
+        """What lies in the folder, oldest first; what was never complete is removed."""
+        found = []
+        for path in self.folder.iterdir():
+            if path.name.endswith(PART):
+                path.unlink()
+            elif (match := NAME.fullmatch(path.name)) is not None:
+                found.append(Kept(match[2], path, path.stat().st_size))
+        return sorted(found, key=_turn)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        part = path.with_name(path.name + PART)
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                if self._fsync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _turn(kept: Kept) -> int:
+    return int(kept.path.name.partition("-")[0])
+
+
+def _group(kept: Kept, content: bytes) -> ScoredDataGroup:
+    """The group in a file; raises ``ValueError`` where the file is not complete."""
+    if kept.path.suffix == ".json":
+        return ScoredDataGroup.model_construct(**from_json(content))
+    return group_of(unpack(content))
+
+
+def _locked(spool: Spool, folder: Path) -> Callable[[], object]:
+    """Holds the folder until the spool is closed or gone; returns what lets go of it."""
+    if fcntl is None:
+        return lambda: None
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(
+            f"spool {folder} is used by another process: stop that one, or choose another folder"
+        ) from None
+    return weakref.finalize(spool, os.close, lock)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
