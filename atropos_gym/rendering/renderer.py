@@ -109,6 +109,7 @@ class ChatRenderer:
         self.min_bridge: int = self._dialect.min_bridge
         self.think_tags: tuple[str, str] = (self._dialect.tags.opening, self._dialect.tags.closing)
         self.tool_dialect: str | None = self._dialect.tool_dialect
+        self.channels: bool = self._dialect.channels
         self._stops = frozenset(self.stop_ids)
 
     def _make_dialect(self) -> Dialect:

@@ -17,7 +17,7 @@ from atropos_gym.engines.base import Completion
 from atropos_gym.messages import Message
 from atropos_gym.rollout.episode import UNTRAINED_LOGPROB, UNTRAINED_MASK, Row, Turn
 
-__all__ = ["BrokenIds", "RowBuilder", "difference"]
+__all__ = ["BrokenIds", "RowBuilder", "checked_logprobs", "difference"]
 
 #: A logprob this far above 0 is rounding; more is a wrong distribution.
 ROUNDING = 1e-3
@@ -62,7 +62,7 @@ class RowBuilder:
         start = len(row.ids)
         row.ids.extend(completion.ids)
         row.mask.extend(completion.ids)
-        row.logprobs.extend(_checked_logprobs(completion))
+        row.logprobs.extend(checked_logprobs(completion))
         cut = stop_ids.isdisjoint(completion.ids)
         row.turns.append(Turn(start, len(row.ids), 0.0, completion.version, cut, legal_actions=legal_actions))
 
@@ -141,7 +141,7 @@ def difference(known: Sequence[int], ids: Sequence[int]) -> str:
     return f"position {position} is in one only (lengths {len(known)} and {len(ids)})"
 
 
-def _checked_logprobs(completion: Completion) -> Sequence[float]:
+def checked_logprobs(completion: Completion) -> Sequence[float]:
     """Returns one finite logprob <= 0 for each id, rounding above 0 taken away."""
     logprobs = completion.logprobs
     if logprobs is None and completion.trainable is not True:

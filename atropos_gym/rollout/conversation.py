@@ -1,24 +1,27 @@
 """GroupSession: groups for loops that call the model themselves.
 
 An agent program that keeps its own loop speaks through conversations; the ids that were sampled for it become
-rows as those of environments do. Tool calls, branches and rewritten histories are not known here yet.
+rows as those of environments do. A conversation is a tree: it may branch, ask for several replies, start
+over with another history or run several threads; each end of the tree is a row, and no sampled id is trained
+twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
-from atropos_gym.errors import ConfigError, EngineError, TokenizerMismatch
-from atropos_gym.messages import Message, Reply, as_messages
+from atropos_gym.errors import ConfigError, TokenizerMismatch
+from atropos_gym.messages import Message, as_messages
 from atropos_gym.rendering import ChatRenderer, chat_renderer
-from atropos_gym.rollout._play import EpisodeFailed, Plan, Start, complete
-from atropos_gym.rollout._rows import BrokenIds, RowBuilder
-from atropos_gym.rollout.episode import Episode, EpisodeGroup
-from atropos_gym.rollout.seeds import sampling_seed
+from atropos_gym.rollout._conversation import Conversation
+from atropos_gym.rollout._play import Start
+from atropos_gym.rollout._tree import Said, Tree
+from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
 
 __all__ = ["Conversation", "GroupSession"]
@@ -29,11 +32,20 @@ class GroupSession:
 
     Args:
         engine: who speaks; the version that is newest on entering is kept to the end.
-        tokenizer: as for ``load_tokenizer``; must be the engine's. None takes the engine's.
+        tokenizer: as for ``load_tokenizer``, or a renderer; must be the engine's. None takes the engine's.
         sampling: of every reply; its ``max_tokens`` is the most ids of one.
         seed: of the run.
         number: of the group in its run.
         name: stands for the environment's id in what is written and shown.
+        same_start: refuse conversations that begin differently; False only counts them.
+        alternatives: replies that the program did not go on from, though it did from another one to the same
+            prompt: they are trained like the others (the program chose, so they had their part in the score),
+            or, with ``"drop"``, left out and counted.
+
+    Attributes:
+        version: of the policy, once entered.
+        conversations: the members, branches among them, in order.
+        counts: what happened: requests, replies, and all that was left out, by reason.
 
     Raises:
         TokenizerMismatch: the tokenizer is not the engine's.
@@ -49,15 +61,18 @@ class GroupSession:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: str | Tokenizer | Any = None,
+        tokenizer: str | Tokenizer | ChatRenderer | Any = None,
         *,
         sampling: SamplingParams | None = None,
         seed: int = 0,
         number: int = 0,
         name: str = "session",
+        same_start: bool = True,
+        alternatives: Literal["train", "drop"] = "train",
     ) -> None:
         self.engine = engine
-        self.renderer: ChatRenderer = chat_renderer(engine.tokenizer if tokenizer is None else tokenizer)
+        source = engine.tokenizer if tokenizer is None else tokenizer
+        self.renderer = source if isinstance(source, ChatRenderer) else chat_renderer(source)
         own = self.renderer.tokenizer
         if own.fingerprint != engine.tokenizer.fingerprint:
             raise TokenizerMismatch(
@@ -68,13 +83,18 @@ class GroupSession:
         trainable = sampling_trainable(sampling)
         if trainable is not True:
             raise ConfigError(f"sampling with {trainable} cannot be trained on: leave it out")
+        if alternatives not in ("train", "drop"):
+            raise ConfigError(f"alternatives must be 'train' or 'drop', got {alternatives!r}")
         stop_ids = tuple(dict.fromkeys([*sampling.stop_ids, *self.renderer.stop_ids]))
         self.sampling = sampling.with_(stop_ids=stop_ids)
         self.seed = seed
         self.number = number
         self.name = name
+        self.same_start = same_start
+        self.alternatives = alternatives
         self.version: int | None = None
         self.conversations: list[Conversation] = []
+        self.counts: Counter[str] = Counter()
         self._start = Start(name, seed, remedy="begin every conversation of a session with the same messages")
         self._hold = AsyncExitStack()
 
@@ -86,23 +106,31 @@ class GroupSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.version = None
         await self._hold.aclose()
 
-    def conversation(self, messages: Sequence[Message]) -> Conversation:
+    def conversation(
+        self, messages: str | Sequence[Message] = (), *, tools: Sequence[Any] | None = None
+    ) -> Conversation:
         """Begins a conversation; the first prompt is the same for all of a session.
+
+        Args:
+            messages: what is said before the first reply; nothing yet where ``ask`` brings it.
+            tools: schemas of what the policy may call, or functions.
 
         Raises:
             UnequalStarts: it differs from that of an earlier conversation.
         """
-        said = as_messages(messages)
-        member = len(self.conversations)
-        prompt = self.renderer.prompt(said)
-        self._start.check(prompt, member)
-        self.conversations.append(Conversation(self, member, said, prompt))
-        return self.conversations[-1]
+        chat = Conversation(self, len(self.conversations), as_messages(messages), tools, Tree(self.renderer))
+        if chat.messages:
+            chat.find(chat.messages, tools)
+        self.conversations.append(chat)
+        return chat
 
     def group(self, scores: Sequence[float | None]) -> EpisodeGroup:
         """Returns the conversations so far as a group.
+
+        What several branches share is trained in the first of them that has a score.
 
         Args:
             scores: one for each conversation, in order; None leaves it out.
@@ -114,13 +142,16 @@ class GroupSession:
             raise ConfigError(
                 f"{len(self.conversations)} conversations need as many scores, got {len(scores)}"
             )
+        trained: set[Said] = set()
         scored = [
-            chat.episode(float(score))
+            chat.episode(float(score), trained)
             for chat, score in zip(self.conversations, scores, strict=True)
             if score is not None
         ]
         if not scored:
             raise ConfigError("no conversation has a score: a group needs one at least")
+        self.counts["unscored conversations"] = len(scores) - len(scored)
+        self.counts["alternatives left out"] = sum(len(chat.left_out()) for chat in self.conversations)
         return EpisodeGroup(
             env=self.name,
             number=self.number,
@@ -130,90 +161,15 @@ class GroupSession:
             tokenizer_fingerprint=self.engine.tokenizer.fingerprint,
         )
 
-
-class Conversation:
-    """One member of a session.
-
-    Attributes:
-        messages: what was said so far.
-    """
-
-    def __init__(
-        self, session: GroupSession, member: int, messages: list[Message], prompt: list[int]
-    ) -> None:
-        self.messages = messages
-        self._session = session
-        self._rows = RowBuilder(prompt, 0)
-        self._segment = 0
-        self._turns = 0
-        self._heard = len(messages)  # how many messages the ids so far hold
-        self._plan = Plan(
-            start=session._start,
-            member=member,
-            chance=None,
-            sampling=session.sampling,
-            seed_of=lambda turn, attempt: sampling_seed(session.seed, session.number, member, turn, attempt),
-        )
-
-    def add(self, message: Message | Sequence[Message]) -> None:
-        """Adds what somebody else said: one message or several."""
-        self.messages.extend(as_messages([message] if isinstance(message, Mapping) else message))
-
-    async def say(self) -> Reply:
-        """Samples the next reply and adds it to the conversation.
+    def check_start(self, prompt: list[int], member: int) -> None:
+        """Compares a member's first prompt with the others'.
 
         Raises:
-            ConfigError: outside of the session, or nothing was added since the last reply.
-            EngineError: the engine failed.
+            UnequalStarts: they differ, and the session wants them the same.
         """
-        session = self._session
-        if session.version is None:
-            raise ConfigError("say() needs an entered session: async with GroupSession(...) as session")
-        if self._turns:
-            self._listen()
-        rows = self._rows
-        try:
-            completion = await complete(
-                session.engine, rows.prompt, session.sampling, session.version, self._plan, self._turns
-            )
-            rows.sample(completion, frozenset(session.sampling.stop_ids))
-        except (EpisodeFailed, BrokenIds) as failure:
-            raise EngineError(str(failure)) from failure
-        self._turns += 1
-        reply = session.renderer.reply(completion.ids)
-        self.messages.append(Message(role="assistant", content=reply.text))
-        rows.hear(self.messages)
-        self._heard = len(self.messages)
-        return reply
-
-    def episode(self, score: float) -> Episode:
-        """Returns the conversation as an episode whose last turn earned ``score``."""
-        if not self._turns:
-            raise ConfigError(f"conversation {self._plan.member} has no reply: call say() before group()")
-        turns = [turn for row in self._rows.rows for turn in row.turns]
-        turns[-1].reward = score
-        return Episode(
-            rows=self._rows.rows,
-            rewards=[turn.reward for turn in turns],
-            messages=list(self.messages),
-            end_reason="session",
-            success=None,
-            truncated=False,
-            invalid_turns=0,
-            seed=self._session.seed,
-            member=self._plan.member,
-            score=score,
-        )
-
-    def _listen(self) -> None:
-        """Puts what was added behind the last reply, in ids."""
-        said = self.messages[self._heard :]
-        if not said:
-            raise ConfigError("nothing was said since the last reply: add() a message before say()")
-        row = self._rows.rows[-1]
-        start = row.turns[-1].start
-        ids, new = self._session.renderer.advance(
-            row.ids[:start], row.ids[start:], self.messages[: self._heard], said
-        )
-        self._segment += new
-        self._rows.observe(ids if new else [*row.ids, *ids], self._segment, reward=0.0, ended=False)
+        if self.same_start:
+            self._start.check(prompt, member)
+        elif self._start.prompt is None:
+            self._start.prompt = prompt
+        else:
+            self.counts["unequal starts"] += self._start.prompt != prompt

@@ -153,7 +153,7 @@ async def _greedy() -> None:
         (_scores, ConfigError, "1 conversations need as many scores, got 0"),
         (_silent, ConfigError, "conversation 0 has no reply"),
         (_nobody, ConfigError, "no conversation has a score"),
-        (_aborted, EngineError, "aborted turn 0 4 times"),
+        (_aborted, EngineError, "aborted 1 of 1 replies, each 4 times"),
         (_other_tokenizer, TokenizerMismatch, "tokenizer other, engine scripted those of bytes"),
         (_greedy, ConfigError, "temperature=0 cannot be trained on"),
     ],
