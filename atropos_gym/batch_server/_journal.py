@@ -189,7 +189,8 @@ class Journal:
             ((free,),) = self._connection.execute("PRAGMA freelist_count").fetchall()
             if free <= SPARE_PAGES:
                 return False
-            self._connection.execute(f"PRAGMA incremental_vacuum({TIDY_PAGES})").fetchall()
+            # Each of its steps gives back one page, and has no row: `execute` would stop after the first.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({TIDY_PAGES})")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
             self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"

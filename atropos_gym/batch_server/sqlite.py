@@ -82,6 +82,9 @@ class SqliteStore(MemoryStore):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _within_means(self, limits: Limits) -> Limits:
+        return limits  # what memory does not hold lies on disk
+
     def _clear(self) -> None:
         super()._clear()
         self._on_disk = 0  # bytes of the groups that are not in memory

@@ -9,92 +9,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from store_model import LIMITS, StoreModel
+from store_tools import (
+    LEASE,
+    NOW,
+    PLAIN,
+    add,
+    add_env,
+    leased,
+    make_store,
+    names,
+    publish,
+    registration,
+    taken,
+    version,
+)
 
 from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.leases import REMEMBERED, Lease
+from atropos_gym.batch_server.leases import REMEMBERED
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
 from atropos_gym.batch_server.stock import Request
 from atropos_gym.batch_server.store import MemoryStore
-from atropos_gym.wire import EnvRegistration, PolicyUpdate, Registration, ScoredDataGroup
-
-NOW = 1000.0
-PLAIN = Request()
-LEASE = Request(lease_seconds=60)
-
-
-def registration(batch_size: int = 8, **fields: Any) -> Registration:
-    defaults = {
-        "wandb_group": "g",
-        "wandb_project": "p",
-        "max_token_len": 64,
-        "checkpoint_dir": "c",
-        "save_checkpoint_interval": 0,
-        "starting_step": 0,
-        "num_steps": 10,
-    }
-    return Registration.model_validate({**defaults, "batch_size": batch_size, **fields})
-
-
-def make_store(batch_size: int = 8, limits: Limits | None = None, **fields: Any) -> MemoryStore:
-    """A store whose trainer has asked for its first batch."""
-    store = MemoryStore(limits)
-    store.register(registration(batch_size, **fields), NOW)
-    assert store.take(PLAIN, NOW) is None
-    return store
-
-
-def add_env(store: MemoryStore, now: float = NOW, **fields: Any) -> int:
-    settings_ = {"max_token_length": 64, "desired_name": "e", "weight": 1.0, "group_size": 4, **fields}
-    env = store.register_env(EnvRegistration.model_validate(settings_), now)
-    assert env is not None
-    return env.env_id
-
-
-def add(store: MemoryStore, sequences: int = 4, now: float = NOW, **fields: Any) -> str:
-    """Adds one group; returns its name."""
-    group = ScoredDataGroup(
-        tokens=[[1, 2]] * sequences, masks=[[-100, 2]] * sequences, scores=[0.0] * sequences, **fields
-    )
-    return store.add_groups([Incoming.of(group)], now)[0].group_id
-
-
-def version(number: int | None, **fields: Any) -> dict[str, Any]:
-    return {"group_overrides": {"policy_version": number, **fields}}
-
-
-def names(lease: Lease | None) -> list[str]:
-    assert lease is not None
-    return [group.group_id for group in lease.groups]
-
-
-def taken(store: MemoryStore, request: Request = PLAIN, now: float = NOW) -> list[str] | None:
-    """Reads a batch to the end; returns the names of its groups."""
-    lease = store.take(request, now)
-    if lease is None:
-        return None
-    found = names(lease)
-    store.delivered(lease)
-    return found
-
-
-def leased(store: MemoryStore, now: float = NOW, seconds: float = 60) -> Lease:
-    lease = store.take(Request(lease_seconds=seconds), now)
-    assert lease is not None
-    store.delivered(lease)
-    return lease
-
-
-def publish(store: MemoryStore, number: int, run: str = "r", **fields: Any) -> None:
-    update = PolicyUpdate(run=run, version=number, model_name=f"{run}-v{number}", **fields)
-    store.publish(update, NOW, force=False)
-
+from atropos_gym.wire import EnvRegistration, PolicyUpdate, ScoredDataGroup
 
 # Order and steps.
 
@@ -682,65 +621,11 @@ def test_held_is_the_union_of_what_services_said_lately() -> None:
 # Nothing lost, nothing twice.
 
 
-class Deliveries(RuleBasedStateMachine):
-    """Any interleaving delivers every group to exactly one trainer that acks it, or reads it plainly."""
+class Deliveries(StoreModel):
+    """Any interleaving, in memory."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.store = make_store(batch_size=6, limits=Limits(max_deliveries=10**6))
-        self.now = NOW
-        self.added: list[str] = []
-        self.used: list[str] = []
-        self.leases: list[tuple[str, list[str]]] = []
-
-    @rule(sequences=st.integers(1, 6))
-    def post(self, sequences: int) -> None:
-        self.added.append(add(self.store, sequences, now=self.now))
-
-    @rule(seconds=st.integers(1, 40))
-    def wait(self, seconds: int) -> None:
-        self.now += seconds
-        self.store.tick(self.now)
-
-    @rule(seconds=st.none() | st.integers(5, 50), arrives=st.booleans())
-    def read(self, seconds: int | None, arrives: bool) -> None:
-        lease = self.store.take(Request(lease_seconds=seconds), self.now)
-        if lease is None:
-            return
-        groups = names(lease)
-        assert groups == sorted(groups, key=lambda name: int(name[2:]))
-        if not arrives:
-            self.store.put_back(lease)
-            return
-        self.store.delivered(lease)
-        if seconds is None:
-            self.used += groups
-        else:
-            self.leases.append((lease.batch_id, groups))
-
-    @precondition(lambda self: self.leases)
-    @rule(which=st.integers(0, 99), used=st.booleans())
-    def end(self, which: int, used: bool) -> None:
-        batch_id, groups = self.leases.pop(which % len(self.leases))
-        try:
-            if used:
-                self.store.ack(batch_id)
-                self.used += groups
-            else:
-                self.store.nack(batch_id, drop=False)
-        except Conflict:
-            pass  # it ran out and its groups are with someone else, or used up by them
-
-    @invariant()
-    def nothing_twice(self) -> None:
-        assert len(set(self.used)) == len(self.used)
-
-    def teardown(self) -> None:
-        self.store.tick(self.now + 1000)
-        while (lease := self.store.take(Request(groups=1), self.now + 1000)) is not None:
-            self.used += names(lease)
-            self.store.delivered(lease)
-        assert sorted(self.used) == sorted(self.added)
+    def open(self) -> MemoryStore:
+        return MemoryStore(LIMITS)
 
 
 Deliveries.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
