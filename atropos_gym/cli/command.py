@@ -31,6 +31,10 @@ TARGETS = {
     ),
     "view": ("FILE", "groups that `collect` wrote (.jsonl), or bodies of /scored_data as JSON"),
     "check-model": ("NAME", "a model's name or folder (no weights are read), or bytes"),
+    "check-engine": (
+        "SPEC",
+        "hf:PATH, vllm:URL (a server that runs), or vllm (one is started, with --vllm-python and --model)",
+    ),
 }
 
 #: What ``--help`` of some verbs says at the end.
@@ -68,6 +72,32 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "help": "earlier turns stay as sampled, or the template writes them anew each turn [append]",
         },
         "rows": {"type": int, "metavar": "N", "help": "rows of the model's embedding [its config.json's]"},
+        "json": {"action": "store_true", "help": "print JSON for programs in place of the table"},
+    },
+    "check-engine": {
+        "model": {
+            "metavar": "PATH",
+            "help": "the learner's model, to compare logprobs and adapters with [for hf: the engine's own]",
+        },
+        "adapter_dir": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "where the run will write its adapters; the engine must see it under the same path "
+            "[a temporary folder]",
+        },
+        "temperature": {"type": float, "default": 1.0, "metavar": "X", "help": "of the run's sampling [1.0]"},
+        "dtype": {
+            "choices": ("float32", "bfloat16", "float16"),
+            "default": "float32",
+            "help": "precision that is declared of learner and engine [float32]",
+        },
+        "lora_rank": {"type": int, "default": 16, "metavar": "N", "help": "rank of the run's adapters [16]"},
+        "vllm_python": {
+            "type": Path,
+            "metavar": "PATH",
+            "help": "the interpreter of vLLM's own environment, to start a server with",
+        },
+        "api_key": {"metavar": "KEY", "help": "the server's [the variable VLLM_API_KEY]"},
         "json": {"action": "store_true", "help": "print JSON for programs in place of the table"},
     },
     "play": {

@@ -29,6 +29,7 @@ VERBS = {
     "view": "show a file of groups: every id, its piece and logprob, why a reward or a mask is what it is",
     "envs": "list the ready environments with their random and optimal scores",
     "check-model": "say whether a model's tokenizer and chat template can be trained on, and what to do",
+    "check-engine": "say whether an inference engine can be trained with, and which flag to change",
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from atropos_gym import findings
 from atropos_gym.errors import TemplateError
 from atropos_gym.findings import Finding
 from atropos_gym.rendering.dialect import Dialect
@@ -69,7 +69,7 @@ class ModelReport:
     @property
     def ok(self) -> bool:
         """Whether training is right: no finding is ``wrong``."""
-        return all(finding.status != "wrong" for finding in self.findings)
+        return findings.fit(self.findings)
 
     def __getitem__(self, key: str) -> Any:
         """Returns one fact."""
@@ -90,36 +90,12 @@ class ModelReport:
         Args:
             width: the most characters of a line, at least 60.
         """
-        label = max(len(finding.name) for finding in self.findings)
-        indent = " " * (label + 9)
-        lines: list[str] = []
-        for finding in self.findings:
-            start = f"{finding.status:<5}  {finding.name:<{label}}  "
-            lines += _wrapped(finding.detail, width, start, indent)
-            if finding.remedy:
-                lines += _wrapped(finding.remedy, width, f"{indent}→ ", f"{indent}  ")
-        return "\n".join(lines)
+        return findings.table(self.findings, width)
 
     @property
     def verdict(self) -> str:
         """What it all comes to, in one line."""
-        wrong = [finding.name for finding in self.findings if finding.status == "wrong"]
-        notes = sum(finding.status == "note" for finding in self.findings)
-        if wrong:
-            return f"Training on this would be wrong ({', '.join(wrong)})."
-        worth = {0: "", 1: "; 1 note is worth reading"}.get(notes, f"; {notes} notes are worth reading")
-        return f"Fit to train on{worth}."
-
-
-class _Wrapper(textwrap.TextWrapper):
-    """Wraps at blanks and before control tokens, whose text holds none."""
-
-    wordsep_simple_re = re.compile(r"(\s+)|(?<![\s'(])(?=<[|｜])")
-
-
-def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    wrapper = _Wrapper(max(width, 60), first, rest, break_on_hyphens=False)
-    return wrapper.wrap(text)
+        return findings.verdict(self.findings)
 
 
 def report(renderer: ChatRenderer, dialect: Dialect) -> ModelReport:
