@@ -5,6 +5,7 @@ Importing this loads neither torch nor transformers; the engine that needs them 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,56 +14,139 @@ from atropos_gym.errors import ConfigError, MissingData
 
 if TYPE_CHECKING:
     from atropos_gym.engines.hf import HFEngine
+    from atropos_gym.engines.launch import VLLMServer
     from atropos_gym.engines.scripted import ScriptedEngine
+    from atropos_gym.engines.vllm import VLLMEngine
 
-__all__ = ["Completion", "Engine", "HFEngine", "SamplingParams", "ScriptedEngine", "make_engine"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "HFEngine",
+    "SamplingParams",
+    "ScriptedEngine",
+    "VLLMEngine",
+    "VLLMServer",
+    "make_engine",
+]
 
-_LATER = ("vllm", "sglang", "openai")
+_LATER = ("sglang", "openai")
+_KNOWN = '"hf:PATH", "vllm:URL", "vllm" (launches one, with python=) and "scripted"'
 
 
 def make_engine(
-    spec: str, *, model: str | Path | None = None, tokenizer: Any = None, **options: Any
+    spec: str | Mapping[str, Any],
+    *,
+    model: str | Path | None = None,
+    tokenizer: Any = None,
+    adapter_dir: str | Path | None = None,
+    python: str | Path | None = None,
+    **options: Any,
 ) -> Engine:
     """Returns the engine that ``spec`` names.
 
     Args:
-        spec: ``"hf:PATH"`` (a transformers model in this process; also ``"hf"`` with ``model=PATH``) or
-            ``"scripted"`` (with ``script=``; for tests).
+        spec: ``"hf:PATH"`` (a transformers model in this process; also ``"hf"`` with ``model=PATH``),
+            ``"vllm:URL"`` (a server that runs; several URLs with commas between), ``"vllm"`` (one that is
+            launched with ``model=`` and ``python=``, and ended with the engine) or ``"scripted"`` (with
+            ``script=``; for tests). A mapping has ``kind``, ``url`` or ``path``, and any further argument.
         model: the model's folder, where the spec names none.
         tokenizer: as for ``load_tokenizer``; the model's own if None.
+        adapter_dir: for a server elsewhere: a folder that it and this process see under one path.
+        python: the interpreter of vLLM's own environment, to launch it.
         **options: further arguments of the engine, such as ``dtype`` or ``max_live_versions``.
 
     Raises:
-        ConfigError: an unknown spec, or one that contradicts ``model``.
+        ConfigError: an unknown spec, or one that contradicts another argument.
         MissingData: the model or an optional dependency is not there.
+        EngineUnreachable: no server at that URL.
 
     Example:
-        >>> engine = make_engine("scripted", script={(1, 2): [3]})
+        >>> engine = make_engine({"kind": "scripted", "script": {(1, 2): [3]}})
         >>> engine.model
         'scripted'
     """
-    if not isinstance(spec, str):
-        raise ConfigError(f'engine must be "hf:PATH" or "scripted", got {type(spec).__name__}')
-    kind, _, path = spec.partition(":")
-    if kind == "hf":
-        if path and model is not None and str(model) != path:
-            raise ConfigError(f"engine {spec!r} and model={str(model)!r} name two models; give one")
-        if not path and model is None and "base" not in options:
-            raise ConfigError('engine "hf" needs a model: write "hf:PATH" or give model=PATH')
-        return _hf_engine()(path or model, tokenizer=tokenizer, **options)
-    if kind == "scripted" and not path:
-        from atropos_gym.engines.scripted import ScriptedEngine
-
-        if "script" not in options:
-            raise ConfigError('engine "scripted" answers from script= (a function or a table); give one')
-        if tokenizer is not None:
-            options["tokenizer"] = tokenizer
-        if model is not None:
-            options["model"] = str(model)
-        return ScriptedEngine(**options)
+    kind, path, settings = _read_spec(spec)
+    for name, value in (
+        ("model", model),
+        ("tokenizer", tokenizer),
+        ("adapter_dir", adapter_dir),
+        ("python", python),
+    ):
+        if value is not None:
+            settings.setdefault(name, value)
+    settings.update(options)
     if kind in _LATER:
-        raise ConfigError(f'engine {spec!r} is not built yet; there are "hf:PATH" and "scripted"')
-    raise ConfigError(f'engine {spec!r} is unknown; there are "hf:PATH" and "scripted"')
+        raise ConfigError(f"engine {spec!r} is not built yet; there are {_KNOWN}")
+    make = _MAKERS.get(kind)
+    if make is None:
+        raise ConfigError(f"engine {spec!r} is unknown; there are {_KNOWN}")
+    return make(str(spec), path, settings)
+
+
+def _read_spec(spec: str | Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Returns kind, path or URL, and what else a mapping says."""
+    if isinstance(spec, str):
+        kind, _, path = spec.partition(":")
+        return kind, path, {}
+    if not isinstance(spec, Mapping):
+        raise ConfigError(
+            f"engine must be one of {_KNOWN}, or a mapping with kind, got {type(spec).__name__}"
+        )
+    settings = dict(spec)
+    kind = settings.pop("kind", None)
+    if not isinstance(kind, str):
+        raise ConfigError(f"engine {dict(spec)!r} has no kind, such as 'vllm'")
+    path = settings.pop("url", None) or settings.pop("path", None) or ""
+    return kind, path if isinstance(path, str) else ",".join(path), settings
+
+
+def _make_hf(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    model = settings.pop("model", None)
+    settings.pop("adapter_dir", None)  # what this process sees, it sees
+    _refuse(spec, settings, "python")
+    if path and model is not None and str(model) != path:
+        raise ConfigError(f"engine {spec!r} and model={str(model)!r} name two models; give one")
+    if not path and model is None and "base" not in settings:
+        raise ConfigError('engine "hf" needs a model: write "hf:PATH" or give model=PATH')
+    return _hf_engine()(path or model, **settings)
+
+
+def _make_scripted(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    from atropos_gym.engines.scripted import ScriptedEngine
+
+    settings.pop("adapter_dir", None)  # what this process sees, it sees
+    _refuse(spec, settings, "python")
+    if path:
+        raise ConfigError(f"engine {spec!r} is unknown; there are {_KNOWN}")
+    if "script" not in settings:
+        raise ConfigError('engine "scripted" answers from script= (a function or a table); give one')
+    if "model" in settings:
+        settings["model"] = str(settings["model"])
+    return ScriptedEngine(**settings)
+
+
+def _make_vllm(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    from atropos_gym.engines.launch import launch_engine
+    from atropos_gym.engines.vllm import VLLMEngine
+
+    if not path:
+        return launch_engine(**settings)
+    _refuse(spec, settings, "python")
+    return VLLMEngine([url.strip() for url in path.split(",")], **settings)
+
+
+_MAKERS: dict[str, Callable[[str, str, dict[str, Any]], Engine]] = {
+    "hf": _make_hf,
+    "scripted": _make_scripted,
+    "vllm": _make_vllm,
+    # Those of _LATER join here: a function from (spec, path, settings) to an engine each.
+}
+
+
+def _refuse(spec: str, settings: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if name in settings:
+            raise ConfigError(f"engine {spec!r} takes no {name}=; leave it out")
 
 
 def _hf_engine() -> type[HFEngine]:
@@ -83,4 +167,12 @@ def __getattr__(name: str) -> Any:
         from atropos_gym.engines.scripted import ScriptedEngine
 
         return ScriptedEngine
+    if name == "VLLMEngine":
+        from atropos_gym.engines.vllm import VLLMEngine
+
+        return VLLMEngine
+    if name == "VLLMServer":
+        from atropos_gym.engines.launch import VLLMServer
+
+        return VLLMServer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -579,18 +580,30 @@ def test_a_daemon_thread_s_batch_is_not_a_daemon(engine: HFEngine, monkeypatch: 
 
 
 def test_closing_ends_a_running_batch(engine: HFEngine) -> None:
-    shapes = rows_per_forward(engine)
+    decoder = engine._decoder
+    assert decoder is not None
+    forward = decoder._forward
+    forwards: list[bool] = []
+
+    def slow(ids: torch.Tensor, *rest: object) -> torch.Tensor:
+        """The second one lasts until the engine is told to close."""
+        forwards.append(engine._batcher.stopping)
+        while len(forwards) == 2 and not engine._batcher.stopping:
+            time.sleep(0.001)
+        return forward(ids, *rest)  # type: ignore[arg-type]
+
+    decoder._forward = slow  # type: ignore[method-assign]
 
     async def main() -> None:
         task = asyncio.create_task(engine.generate([1, 2], params(max_tokens=90)))
-        while len(shapes) < 2:
+        while len(forwards) < 2:
             await asyncio.sleep(0)
         await engine.close()
         with pytest.raises(EngineError, match="closed while it sampled"):
             await task
 
     asyncio.run(main())
-    assert len(shapes) < 90
+    assert forwards == [False, False], "no forward after the close"
 
 
 # -- making one --------------------------------------------------------------------------------------------
@@ -611,8 +624,8 @@ def test_an_engine_from_a_folder_samples_as_one_from_tensors(
 @pytest.mark.parametrize(
     ("spec", "options", "error", "message"),
     [
-        ("vllm:http://x", {}, ConfigError, "not built yet; there are"),
-        ("vllm", {}, ConfigError, "not built yet"),
+        ("vllm:not-a-url", {}, ConfigError, "an engine's URL is such as"),
+        ("vllm", {}, ConfigError, "needs model="),
         ("sglang:http://x", {}, ConfigError, "not built yet"),
         ("openai:gpt", {}, ConfigError, "not built yet"),
         ("hg:x", {}, ConfigError, "'hg:x' is unknown"),

@@ -1,0 +1,45 @@
+"""Prompt ids as an engine takes them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from atropos_gym.errors import EngineError
+
+__all__ = ["as_ids", "check_ids"]
+
+
+def as_ids(prompt_ids: Any) -> tuple[int, ...]:
+    """Returns a list, tuple or integer array as Python ints.
+
+    Raises:
+        EngineError: an element is no integer; its position is named.
+
+    Example:
+        >>> as_ids([1, 2])
+        (1, 2)
+    """
+    ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
+    if set(map(type, ids)) <= {int}:
+        return ids
+    checked = []
+    for position, value in enumerate(ids):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise EngineError(f"prompt has {value!r} at position {position}; wanted an integer id")
+        checked.append(operator.index(value))
+    return tuple(checked)
+
+
+def check_ids(ids: Sequence[int], rows: int, where: str) -> None:
+    """Refuses ids outside ``[0, rows)``.
+
+    Raises:
+        EngineError: names the first one and its position.
+    """
+    if ids and (min(ids) < 0 or max(ids) >= rows):
+        position = next(i for i, value in enumerate(ids) if not 0 <= value < rows)
+        raise EngineError(
+            f"{where} has id {ids[position]} at position {position}, outside the vocabulary of {rows}"
+        )

@@ -1,0 +1,217 @@
+"""One HTTP server, seen from an engine: a try at a time, told apart by what another try could change.
+
+Knows no engine's bodies. A transport error, a 5xx and 429 may pass (``Passing``); every other status is an
+answer that asking again would not change.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from atropos_gym.errors import ConfigError, EngineUnreachable
+
+__all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy"]
+
+#: Seconds; a uvicorn server closes an idle connection after 5, and a request sent at that moment is lost.
+_KEEP_IDLE = 4.0
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer that another try would not change.
+
+    Attributes:
+        status: HTTP status.
+        body: as it came.
+    """
+
+    status: int
+    body: bytes
+
+    @property
+    def data(self) -> Any:
+        """The body as JSON, or as text where it is none; NaN and Infinity are read, to be refused by name."""
+        try:
+            return orjson.loads(self.body)
+        except ValueError:
+            pass
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return self.body.decode("utf-8", "replace")
+
+    @property
+    def message(self) -> str:
+        """What the server says is wrong: vLLM's ``error.message``, else the body's beginning."""
+        return _said(self.data)
+
+
+def _said(data: Any) -> str:
+    if isinstance(data, dict):
+        error = data.get("error")
+        if isinstance(error, dict) and error.get("message"):
+            return str(error["message"])
+        if error or data.get("message"):
+            return str(error or data["message"])
+        return orjson.dumps(data).decode()[:300]
+    return str(data)[:300]
+
+
+class Passing(EngineUnreachable):
+    """A try failed in a way that may pass.
+
+    Attributes:
+        reason: ``connection`` or the status, as it is counted.
+        after: seconds that the server asks to wait, or None.
+        answer: what it said, or None.
+    """
+
+    def __init__(
+        self, message: str, reason: str, *, after: float | None = None, answer: Answer | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.after = after
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and after which pauses a failed try is repeated.
+
+    Args:
+        retries: tries after the first.
+        first_pause: seconds before the second try; doubled each time, and shortened at random by up to half.
+        longest_pause: seconds, also for what ``Retry-After`` asks.
+
+    Example:
+        >>> RetryPolicy(retries=2, first_pause=0.0).pause(1, None)
+        0.0
+    """
+
+    retries: int = 4
+    first_pause: float = 0.5
+    longest_pause: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ConfigError(f"retries must be >= 0, got {self.retries}")
+        if not self.first_pause >= 0:
+            raise ConfigError(f"retry_pause must be >= 0 seconds, got {self.first_pause}")
+
+    def pause(self, tries: int, after: float | None) -> float:
+        """Seconds to wait after ``tries`` failed ones, or what the server asked for."""
+        if after is not None:
+            return min(after, self.longest_pause)
+        seconds = min(self.first_pause * 2.0 ** (tries - 1), self.longest_pause)
+        return seconds * random.uniform(0.5, 1.0)
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """A server at one URL. All its methods run on one event loop.
+
+    Args:
+        url: where it is, without a path.
+        api_key: sent as a bearer token.
+        connections: most at a time.
+        transport: instead of the network, for tests.
+
+    Attributes:
+        down: connections fail; set by whoever notices.
+        running: requests on their way.
+
+    Raises:
+        ConfigError: no URL.
+    """
+
+    url: str
+    api_key: str | None = None
+    connections: int = 1024
+    transport: httpx.AsyncBaseTransport | None = None
+    running: int = 0
+    down: bool = False
+    _client: httpx.AsyncClient | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        parts = httpx.URL(self.url)
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise ConfigError(f"an engine's URL is such as http://127.0.0.1:8000, got {self.url!r}")
+        self.url = str(parts).rstrip("/").removesuffix("/v1")
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """The connections, made on first use."""
+        if self._client is None:
+            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+            if self.api_key:
+                headers["Authorization"] = f"Bearer {self.api_key}"
+            self._client = httpx.AsyncClient(
+                base_url=self.url,
+                headers=headers,
+                transport=self.transport,
+                trust_env=not _is_loopback(httpx.URL(self.url).host),  # no proxy for this machine
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),  # the caller has the deadline
+                limits=httpx.Limits(
+                    max_connections=self.connections,
+                    max_keepalive_connections=self.connections,
+                    keepalive_expiry=_KEEP_IDLE,
+                ),
+            )
+        return self._client
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Answer:
+        """Tries once.
+
+        Raises:
+            Passing: no connection, no whole answer, 429 or 5xx.
+        """
+        self.running += 1
+        try:
+            response = await self.client.request(
+                method, path, content=None if body is None else orjson.dumps(body)
+            )
+        except (httpx.TransportError, httpx.StreamError, OSError) as error:
+            message = f"no answer from {self.url}: {error or type(error).__name__}; is the server running?"
+            raise Passing(message, "connection") from error
+        finally:
+            self.running -= 1
+        self.down = False
+        answer = Answer(response.status_code, response.content)
+        if answer.status == 429 or answer.status >= 500:
+            raise Passing(
+                f"{self.url}{path} fails: {answer.status} {answer.message}",
+                str(answer.status),
+                after=_retry_after(response.headers.get("retry-after", "")),
+                answer=answer,
+            )
+        return answer
+
+    async def close(self) -> None:
+        """Closes the connections. Idempotent."""
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def _retry_after(header: str) -> float | None:
+    """Seconds of a ``Retry-After`` header; a date is not worth reading for a wait of seconds."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,229 @@
+"""One vLLM server and the adapters that should be on it: loaded, unloaded, and restored after its restart.
+
+A server that is restarted has forgotten all adapters that were loaded at run time; whoever notices first
+restores all of them, under one lock. The base model never stands in for an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from atropos_gym.engines._remote import Answer, Endpoint, Passing, RetryPolicy
+from atropos_gym.engines._vllm_adapters import already_loaded, load_refusal
+from atropos_gym.errors import EngineError, EngineUnreachable, VersionExpired
+
+__all__ = ["VLLMReplica"]
+
+#: Seconds between two looks whether a server is back.
+_LONGEST_LOOK = 5.0
+
+
+class VLLMReplica:
+    """A server behind an engine. Lives on the engine's loop.
+
+    Args:
+        endpoint: where it is.
+        policy: how often a failed try is repeated.
+        restart_timeout: seconds that requests wait for a server that was there and is gone.
+        counters: shared with the engine; ``restored`` counts adapters loaded again.
+
+    Attributes:
+        adapters: folders by name: what the server should have.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, policy: RetryPolicy, restart_timeout: float, counters: Counter[str]
+    ) -> None:
+        self.endpoint = endpoint
+        self.adapters: dict[str, Path] = {}
+        self._policy = policy
+        self._restart_timeout = restart_timeout
+        self._counters = counters
+        self._restoring = asyncio.Lock()
+        self._waiting: asyncio.Task[bool] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.endpoint.url
+
+    @property
+    def running(self) -> int:
+        """Requests on their way."""
+        return self.endpoint.running
+
+    @property
+    def down(self) -> bool:
+        """Whether it could not be reached when it was last tried."""
+        return self.endpoint.down
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, keep: frozenset[int] = frozenset()
+    ) -> Answer:
+        """Asks until there is an answer, within the policy; statuses in ``keep`` are answers.
+
+        Raises:
+            EngineUnreachable: every try failed.
+        """
+        tries = 0
+        while True:
+            try:
+                return await self.endpoint.ask(method, path, body)
+            except Passing as error:
+                if error.answer is not None and error.answer.status in keep:
+                    return error.answer
+                tries += 1
+                self.note(error)
+                if tries > self._policy.retries:
+                    raise
+                await asyncio.sleep(self._policy.pause(tries, error.after))
+
+    def note(self, error: Passing) -> None:
+        """Counts a failed try; a server without connections counts as down until one works."""
+        self._counters[f"retry/{error.reason}"] += 1
+        if error.reason == "connection":
+            self.endpoint.down = True
+
+    async def models(self) -> dict[str, dict[str, Any]]:
+        """Returns what is served, base models and adapters, by name.
+
+        Raises:
+            EngineError: the answer is not vLLM's.
+        """
+        answer = await self.ask("GET", "/v1/models")
+        if answer.status in (401, 403):
+            raise EngineError(f"{self.url} refuses the api key ({answer.message}): give api_key=")
+        data = answer.data
+        entries = data.get("data") if isinstance(data, dict) else None
+        if answer.status != 200 or not isinstance(entries, list):
+            raise EngineError(
+                f"{self.url}/v1/models answers {answer.status} {answer.message[:80]!r}: is it a vLLM server?"
+            )
+        return {str(entry.get("id")): entry for entry in entries if isinstance(entry, dict)}
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Loads an adapter; one of that name is accepted only from that very folder.
+
+        Raises:
+            EngineError: the server refused it; the message names the flag or setting to change.
+            EngineUnreachable: no answer.
+        """
+        await self._load(name, folder)
+        self.adapters[name] = folder
+
+    async def _load(self, name: str, folder: Path) -> None:
+        body = {"lora_name": name, "lora_path": str(folder)}  # never load_inplace: it would stick
+        answer = await self.ask("POST", "/v1/load_lora_adapter", body, keep=frozenset({500}))
+        if answer.status == 200:
+            return
+        if already_loaded(answer):
+            root = (await self.models()).get(name, {}).get("root")
+            if root == str(folder):  # an answer got lost, or an earlier life of this process loaded it
+                return
+            raise EngineError(
+                f"{self.url} has an adapter {name} from {root} already, so {folder} would never be served: "
+                "give another run="
+            )
+        raise EngineError(load_refusal(answer, name, folder, self.url))
+
+    async def unload(self, name: str) -> None:
+        """Makes the server forget an adapter; one that it does not know is as good.
+
+        Raises:
+            EngineError: it refused: the folder must stay.
+        """
+        async with self._restoring:  # else one under way could load it again
+            self.adapters.pop(name, None)
+            try:
+                answer = await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            except EngineUnreachable:
+                if not self.down:
+                    raise
+                return  # a server that is gone has forgotten it
+        if answer.status not in (200, 404):
+            raise EngineError(f"{self.url} did not unload adapter {name}: {answer.status} {answer.message}")
+
+    async def restore(self, name: str, model: str, max_context: int) -> None:
+        """Loads again what the server has forgotten, once however many ask at a time.
+
+        Args:
+            name: adapter that the server said it does not have.
+            model: base model that it must serve.
+            max_context: that it must have.
+
+        Raises:
+            VersionExpired: the adapter was unloaded on purpose.
+            EngineError: another model is served now, or an adapter cannot be loaded.
+        """
+        async with self._restoring:
+            if name not in self.adapters:
+                raise VersionExpired(
+                    f"adapter {name} is no longer served; start again under the newest version"
+                )
+            served = await self.models()
+            if name in served:
+                return
+            context = served.get(model, {}).get("max_model_len")
+            if model not in served or context not in (None, max_context):
+                raise EngineError(
+                    f"{self.url} was restarted as another server: it serves {', '.join(served)} with "
+                    f"max_model_len {context}, wanted {model} with {max_context}"
+                )
+            for missing, folder in list(self.adapters.items()):
+                if missing not in served:
+                    await self._load(missing, folder)
+                    self._counters["restored"] += 1
+
+    async def until_up(self) -> bool:
+        """Waits, with all others, for a server that is gone; returns whether it came back in time."""
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_task(self._look())
+        return await asyncio.shield(self._waiting)
+
+    async def _look(self) -> bool:
+        try:
+            async with asyncio.timeout(self._restart_timeout):
+                tries = 0
+                while True:
+                    try:
+                        if (await self.endpoint.ask("GET", "/health")).status == 200:
+                            return True
+                    except Passing:
+                        pass
+                    tries += 1
+                    await asyncio.sleep(min(self._policy.pause(tries, None), _LONGEST_LOOK))
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting = None
+
+    async def until_resumed(self) -> None:
+        """Waits while the server says that generation is paused; one without that route queues requests."""
+        tries = 0
+        while True:
+            answer = await self.ask("GET", "/is_paused")
+            data = answer.data
+            if answer.status != 200 or not isinstance(data, dict) or not data.get("is_paused"):
+                return
+            tries += 1
+            await asyncio.sleep(min(self._policy.pause(tries, None), _LONGEST_LOOK))
+
+    async def close(self) -> None:
+        """Unloads what is still loaded, as far as the server lets us, and closes the connections."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        for name in list(self.adapters):
+            if not self.down:
+                await self._leave(name)
+        await self.endpoint.close()
+
+    async def _leave(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await self.endpoint.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        except (Passing, TimeoutError):
+            self._counters["left_loaded"] += 1
+            self.endpoint.down = True

@@ -1,0 +1,428 @@
+"""vLLM's stock server as an engine: ids in, ids and logprobs out, adapters loaded while it serves.
+
+Everything runs on one event loop in a thread of the engine's own, so collectors, learners and plain threads
+may call at the same time. Text is never sent, and nothing is scored through the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atropos_gym.engines._ids import as_ids, check_ids
+from atropos_gym.engines._loop import LoopThread
+from atropos_gym.engines._remote import Endpoint, RetryPolicy
+from atropos_gym.engines._traffic import Traffic
+from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
+from atropos_gym.engines._vllm_adapters import check_adapter, model_shapes
+from atropos_gym.engines._vllm_folders import SharedFolder
+from atropos_gym.engines._vllm_replica import VLLMReplica
+from atropos_gym.engines._vllm_requests import Request, Requests
+from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams
+from atropos_gym.engines.replicas import Router
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
+from atropos_gym.findings import Finding
+from atropos_gym.tokenizers import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import httpx
+
+    from atropos_gym.engines.launch import VLLMServer
+
+__all__ = ["VLLMEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The base model as the servers describe it."""
+
+    name: str
+    root: str
+    max_context: int
+
+
+class VLLMEngine(ServesVersions):
+    """A model behind one or several vLLM servers that are already running.
+
+    Args:
+        url: of the server, or of several replicas that serve the same model.
+        model: served name (or folder) of the base model; the only one served if None.
+        tokenizer: as for ``load_tokenizer``; if None, of the folder that the server or ``model`` names.
+        api_key: vLLM's ``--api-key``.
+        run: names this incarnation of the learner; adapters are called ``<run>-v<version>``.
+        adapter_dir: a folder that this process and the server see under one path: adapters from elsewhere are
+            copied there before they are loaded. None: they are loaded from where they are.
+        max_live_versions: most published versions at a time; the server needs ``--max-cpu-loras`` one above.
+        publish_timeout: seconds that a publish waits for the oldest version's holders before it drops them.
+        train_concurrency: most requests of training on their way; the others queue here.
+        eval_concurrency: the same of evaluation, apart.
+        request_timeout: seconds from sending a request to its answer, all tries together.
+        retries: tries after the first, where a connection fails or the server answers 429 or 5xx.
+        retry_pause: seconds before the second try; doubled each time.
+        restart_timeout: seconds that requests wait for a server that answered before and is gone.
+        cancel_grace: seconds for which a cancelled request still counts: a server drops it a moment later.
+        min_room: fewest ids that a completion must have room for.
+        transport: of httpx, instead of the network; for tests.
+        server: closed with the engine.
+
+    Attributes:
+        tokenizer: what its ids mean.
+        model: served name of the base model.
+        max_context: most ids of prompt and completion.
+        counters: ``published``, ``retired``, ``version_expired``, ``restored`` (adapters loaded again after a
+            restart), ``aborted`` (samples asked for again), ``cut_by_context``, ``retry/<why>``,
+            ``lost/<why>``.
+
+    Raises:
+        ConfigError: arguments or servers that do not fit together.
+        EngineUnreachable: no server there.
+
+    Example:
+        ``engine = VLLMEngine("http://127.0.0.1:8000", api_key=key)``, then inside a coroutine
+        ``[c] = await engine.generate(ids, SamplingParams(max_tokens=16, seed=7))``.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        model: str | Path | None = None,
+        tokenizer: str | Path | Any = None,
+        api_key: str | None = None,
+        run: str = "r0",
+        adapter_dir: str | Path | None = None,
+        max_live_versions: int = 3,
+        publish_timeout: float = 600.0,
+        train_concurrency: int = 512,
+        eval_concurrency: int = 64,
+        request_timeout: float = 600.0,
+        retries: int = 4,
+        retry_pause: float = 0.5,
+        restart_timeout: float = 300.0,
+        cancel_grace: float = 5.0,
+        min_room: int = 1,
+        transport: httpx.AsyncBaseTransport | None = None,
+        server: VLLMServer | None = None,
+    ) -> None:
+        if not run or "/" in run:
+            raise ConfigError(f"run names adapters and must be a plain word, got {run!r}")
+        if min_room < 1:
+            raise ConfigError(f"min_room must be >= 1, got {min_room}")
+        self._versions = VersionTable(max_live_versions, publish_timeout, self._unload)
+        self.counters: Counter[str] = self._versions.counters
+        self.run = run
+        self._min_room = min_room
+        self._names: dict[int, str] = {}
+        self._folders = SharedFolder(adapter_dir)
+        self._seeds = random.Random(secrets.randbits(63))
+        self._server = server
+        policy = RetryPolicy(retries, retry_pause)
+        limits = {"train": train_concurrency, "eval": eval_concurrency}
+        for lane, limit in limits.items():
+            if limit < 1:
+                raise ConfigError(f"{lane}_concurrency must be >= 1, got {limit}")
+        urls = [url] if isinstance(url, str) else list(url)
+        endpoints = [
+            Endpoint(one, api_key, connections=sum(limits.values()) + 8, transport=transport) for one in urls
+        ]
+        self._router = Router(
+            [VLLMReplica(endpoint, policy, restart_timeout, self.counters) for endpoint in endpoints]
+        )
+        self.traffic = Traffic()
+        self._thread = LoopThread(f"vllm-{self._router.replicas[0].url}")
+        try:
+            served = self._thread.wait(self._connect(None if model is None else str(model)))
+            self.model, self.max_context = served.name, served.max_context
+            self.tokenizer = self._find_tokenizer(tokenizer, served, model)
+        except BaseException:
+            self._thread.wait(self._disconnect())
+            self._thread.close()
+            raise
+        self._base_shapes: dict[str, tuple[int, ...]] | None = None
+        self._base_folder = Path(served.root)
+        self._requests = Requests(
+            self._router,
+            policy,
+            self.traffic,
+            self.counters,
+            model=self.model,
+            max_context=self.max_context,
+            rows=self.tokenizer.rows,
+            limits=limits,
+            timeout=request_timeout,
+        )
+        self._cancel_grace = cancel_grace
+
+    def __repr__(self) -> str:
+        urls = ", ".join(replica.url for replica in self._router.replicas)
+        return f"VLLMEngine({urls}, {self.model!r}, newest={self.newest}, live={list(self.live_versions)})"
+
+    # -- start -----------------------------------------------------------------------------------------
+
+    async def _connect(self, wanted: str | None) -> _Served:
+        """Asks every replica what it serves; they must agree."""
+        replicas = self._router.replicas
+        first, *others = [_base_model(await one.models(), wanted, one.url) for one in replicas]
+        for replica, served in zip(replicas[1:], others, strict=True):
+            if (served.name, served.max_context) != (first.name, first.max_context):
+                raise ConfigError(
+                    f"replicas must serve one model: {replicas[0].url} has {first.name} with "
+                    f"{first.max_context} ids, {replica.url} has {served.name} with {served.max_context}"
+                )
+        return first
+
+    @staticmethod
+    def _find_tokenizer(given: Any, served: _Served, model: str | Path | None) -> Tokenizer:
+        if given is not None:
+            return load_tokenizer(given)
+        for folder in (model, served.root):
+            if folder is not None and Path(folder).expanduser().is_dir():
+                return load_tokenizer(Path(folder))
+        raise ConfigError(
+            f"the server's model {served.name} is at {served.root}, which is no folder here: give tokenizer="
+        )
+
+    # -- sampling --------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        version: int | None = None,
+        lane: Lane = "train",
+        affinity: Hashable = None,
+    ) -> list[Completion]:
+        """Samples ``n`` completions of one prompt; ``version=None`` is the newest.
+
+        A try that fails in a way that may pass is repeated under a fresh seed; ``max_tokens`` is lowered to
+        what the context has left; samples that the server aborts are asked for again.
+
+        Raises:
+            ContextFull: no room for a reply.
+            AnswerRefused: the answer cannot be trusted.
+            EngineTimeout: no answer in time.
+            EngineUnreachable: no server, or it fails at every try.
+            VersionExpired: the version is no longer served.
+            EngineError: the request is not possible.
+        """
+        request = self._request(prompt_ids, params, n, lane, affinity)
+        number = -1
+        while True:
+            last, number = number, self._versions.enter_requests(version)
+            try:
+                return await self._under(number, request)
+            except VersionExpired as error:
+                # Unloaded by somebody else while it queued: the newest plays on, if there is a newer one.
+                if version is not None or self.newest == last or number == last:
+                    self._lost(error)
+                    raise
+            except EngineError as error:
+                self._lost(error)
+                raise
+
+    def _request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, n: int, lane: Lane, affinity: Hashable
+    ) -> Request:
+        """Checks what can be known before anything is sent."""
+        prompt = as_ids(prompt_ids)
+        if not prompt:
+            raise EngineError("the prompt is empty; an engine continues at least one id")
+        if n < 1:
+            raise EngineError(f"n must be >= 1, got {n}")
+        if lane not in ("train", "eval"):
+            raise EngineError(f'lane must be "train" or "eval", got {lane!r}')
+        rows = self.tokenizer.rows
+        check_ids(prompt, rows, "prompt")
+        check_ids(params.stop_ids, rows, "stop_ids")
+        check_ids(params.allowed_ids or (), rows, "allowed_ids")
+        if params.min_tokens and params.allowed_ids and set(params.allowed_ids) <= set(params.stop_ids):
+            raise EngineError(
+                f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} are "
+                "all stop ids: nothing can be sampled"
+            )
+        room = self.max_context - len(prompt)
+        wanted = max(self._min_room, params.min_tokens)
+        if room < wanted:
+            self.counters["lost/ContextFull"] += 1
+            raise ContextFull(
+                f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a "
+                f"reply of {wanted}"
+            )
+        if params.max_tokens > room:
+            self.counters["cut_by_context"] += 1
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        return Request(prompt, params, n, lane, affinity, seed=seed, max_tokens=min(params.max_tokens, room))
+
+    async def _under(self, version: int, request: Request) -> list[Completion]:
+        """Runs a request that was counted in; it is counted out once the server is done with it."""
+
+        def leave() -> None:
+            self._versions.leave_requests(Counter((version,)))
+
+        def done(task: asyncio.Task[list[Completion]]) -> None:
+            if task.cancelled() and request.sent:
+                self._thread.loop.call_later(self._cancel_grace, leave)
+            else:
+                leave()
+
+        name = self._names.get(version, self.model) if version else self.model
+        work = self._requests.complete(request, name, version)
+        try:
+            future = self._thread.submit(work, done)
+        except BaseException:
+            leave()
+            raise
+        return await asyncio.wrap_future(future)
+
+    def _lost(self, error: EngineError) -> None:
+        self.counters[f"lost/{type(error).__name__}"] += 1
+
+    # -- versions --------------------------------------------------------------------------------------
+
+    async def publish(self, version: int, adapter: str | Path) -> None:
+        """Checks the folder, loads it into every replica and makes it the newest version.
+
+        The same version from the same folder again changes nothing. With ``max_live_versions`` loaded it
+        waits for the oldest one's holders, then drops them (``counters["version_expired"]``).
+
+        Raises:
+            EngineError: the folder cannot be served, version or folder was used before, or the version does
+                not grow; whatever was served goes on being served.
+            EngineUnreachable: no replica could be reached.
+        """
+        folder = Path(adapter).expanduser().absolute()
+
+        async def load() -> None:
+            await self._load(version, f"{self.run}-v{version}", folder)
+
+        with self.traffic.publishing():
+            await self._versions.publish(version, folder, load)
+
+    @asynccontextmanager
+    async def trial(self, adapter: str | Path) -> AsyncIterator[Hold]:
+        """Serves an adapter under a negative version number within the context only; never the newest."""
+        folder = Path(adapter).expanduser().absolute()
+
+        async def load(number: int) -> None:
+            await self._load(number, f"{self.run}-trial-{secrets.token_hex(4)}", folder)
+
+        async with self._versions.trial(folder, load) as held:
+            yield held
+
+    async def _load(self, version: int, name: str, folder: Path) -> None:
+        await asyncio.to_thread(self._check_adapter, folder)
+        seen = await asyncio.to_thread(self._folders.place, name, folder)
+        self._names[version] = name
+        try:
+            await self._thread.run(self._load_everywhere(name, seen))
+        except BaseException:
+            self._names.pop(version, None)
+            await asyncio.to_thread(self._folders.remove, name)
+            raise
+
+    def _check_adapter(self, folder: Path) -> None:
+        if self._base_shapes is None:
+            self._base_shapes = model_shapes(self._base_folder) or {}
+        check_adapter(folder, self._base_shapes or None)
+
+    async def _load_everywhere(self, name: str, folder: Path) -> None:
+        """Loads into all replicas; one that is gone gets it when it is back, if another one has it."""
+        replicas = self._router.replicas
+        results = await asyncio.gather(
+            *(replica.load(name, folder) for replica in replicas), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if not failures:
+            return
+        absent = [replica for replica, result in zip(replicas, results, strict=True) if result is not None]
+        if len(absent) < len(replicas) and all(replica.down for replica in absent):
+            for replica in absent:
+                replica.adapters[name] = folder
+                self.counters["published_without_replica"] += 1
+            return
+        for replica in replicas:
+            if name in replica.adapters:
+                await replica.unload(name)
+        raise failures[0]
+
+    async def _unload(self, version: int) -> None:
+        name = self._names.pop(version, None)
+        if name is not None:
+            await self._thread.run(self._unload_everywhere(name))
+            await asyncio.to_thread(self._folders.remove, name)
+
+    async def _unload_everywhere(self, name: str) -> None:
+        await asyncio.gather(*(replica.unload(name) for replica in self._router.replicas))
+
+    # -- what is known ---------------------------------------------------------------------------------
+
+    async def check(self, reference: Reference | None = None) -> list[Finding]:
+        """Tries everything that a run relies on; ``wrong`` findings name the flag or setting to change."""
+        from atropos_gym.engines._vllm_checks import server_findings
+        from atropos_gym.engines.checks import check_engine
+
+        findings = await self._thread.run(
+            server_findings(self._router.replicas, self.model, self.max_context, reference, self.tokenizer)
+        )
+        return [*findings, *await check_engine(self, reference)]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns requests, sampled ids a second, queue, latency, retries, losses and waits of publishing."""
+        return self.traffic.metrics(self.counters)
+
+    async def server_metrics(self) -> dict[str, float]:
+        """Returns the servers' own metrics (``vllm:…``), summed over labels and replicas."""
+        from atropos_gym.engines._vllm_checks import read_metrics
+
+        return await self._thread.run(read_metrics(self._router.replicas))
+
+    # -- end -------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Refuses everything from now on, unloads the adapters and closes connections. Idempotent."""
+        self._versions.close()
+        if not self._thread.closed:
+            self._thread.wait(self._disconnect())
+            self._thread.close()
+            self._folders.clear()
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self) -> None:
+        """``shutdown`` without blocking the caller's event loop. Idempotent."""
+        await asyncio.to_thread(self.shutdown)
+
+    async def _disconnect(self) -> None:
+        own = asyncio.current_task()
+        running = [task for task in asyncio.all_tasks() if task is not own]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for replica in self._router.replicas:
+            await replica.close()
+
+
+def _base_model(served: dict[str, dict[str, Any]], wanted: str | None, url: str) -> _Served:
+    """Returns which of the served models is the base that is wanted."""
+    bases = {name: entry for name, entry in served.items() if not entry.get("parent")}
+    named = [name for name, entry in bases.items() if wanted in (name, entry.get("root"))]
+    # The server may see the learner's folder under another path; check() compares numbers.
+    if not named and len(bases) == 1 and (wanted is None or Path(wanted).expanduser().is_dir()):
+        named = list(bases)
+    if not named:
+        wish = "give model=" if wanted is None else f"not {wanted!r}: give another model="
+        raise ConfigError(f"{url} serves {', '.join(bases) or 'no model'}; {wish}")
+    name = named[0]
+    context = bases[name].get("max_model_len")
+    if type(context) is not int or context < 2:
+        raise ConfigError(f"{url} does not say max_model_len of {name} in /v1/models: is it a vLLM server?")
+    return _Served(name, str(bases[name].get("root") or name), context)
