@@ -72,7 +72,7 @@ def server(base: Path, tmp_path: Path) -> Iterator[str]:
         service = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT)
         try:
             yield running.url
-            assert service.wait(timeout=30) == 0, "the service leaves when the trainer's run is finished"
+            assert service.wait(timeout=120) == 0, "the service leaves when the trainer's run is finished"
         finally:
             service.kill()
             service.wait()

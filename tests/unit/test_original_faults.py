@@ -383,10 +383,11 @@ def test_f25_a_broken_body_is_a_400(harm: Any) -> None:
 def test_f26_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """GET / waits 8.5 s while 65 MB are read, 55 s while they are written."""
     server = started()
-    answered = threading.Event()
+    reading, answered = threading.Event(), threading.Event()
     read = _bodies._groups
 
     def slowly(*words: Any) -> Any:
+        reading.set()
         assert answered.wait(60), "nobody was answered meanwhile"
         return read(*words)
 
@@ -396,7 +397,8 @@ def test_f26_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.
     async def story() -> httpx.Response:
         async with server.http() as http:
             post = asyncio.create_task(http.post("/scored_data", content=body, headers=JSON))
-            await asyncio.sleep(0.01)
+            while not reading.is_set():
+                await asyncio.sleep(0.001)
             assert (await http.get("/health")).status_code == 200
             answered.set()
             return await post

@@ -268,10 +268,13 @@ def test_a_batch_over_ten_thousand_groups_is_formed_at_once(sizes: tuple[int, ..
     for count in (100, 10_000):
         while store.status()["queue_size"] < count:
             store.add_groups(kinds * 25, NOW)
-        started = time.thread_time()
-        for _ in range(100):
-            store.status_env(env.env_id)
-        costs.append(time.thread_time() - started)
+        tries = []
+        for _ in range(5):  # the quickest: a collection of garbage may fall into one
+            started = time.thread_time()
+            for _ in range(100):
+                store.status_env(env.env_id)
+            tries.append(time.thread_time() - started)
+        costs.append(min(tries))
     assert costs[1] < 10 * costs[0] + 0.01, "/status-env must not look at the queue"
     taken = []
     for at in range(9):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.batch_server.clock import SystemClock
 from atropos_gym.engines import ScriptedEngine
 from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, GroupRefused, TokenizerMismatch
+from atropos_gym.rollout import _service_thread
 from atropos_gym.rollout.evaluation import EvalResult
 from atropos_gym.rollout.service import EnvironmentService, Evaluation, ServiceThread
 from atropos_gym.wire import ScoredDataGroup
@@ -672,14 +672,13 @@ def test_refused_groups_are_counted_and_replaced() -> None:
 # -- thread --------------------------------------------------------------------------------------------------
 
 
-def test_a_thread_stops_within_two_seconds_even_without_a_server() -> None:
+def test_a_thread_stops_by_itself_even_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network()
     network.up = False
+    monkeypatch.setattr(_service_thread, "STOP", 60.0)  # it is waited for so long at most
     service = service_of(network)
     with service.in_thread() as thread:
         assert thread.alive
-        started = time.monotonic()
-    assert time.monotonic() - started < 2
     assert not thread.alive
     thread.stop()
 
