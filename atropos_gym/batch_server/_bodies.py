@@ -10,43 +10,46 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
+import orjson
 from fastapi import HTTPException, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
+from atropos_gym.batch_server._details import MAX_ENTRIES, Path, entry, validation_details
 from atropos_gym.batch_server._fast_json import read_json_groups
-from atropos_gym.batch_server._msgpack import MSGPACK, expand, read_msgpack_groups, unpack
+from atropos_gym.batch_server._msgpack import MSGPACK, expand, read_msgpack_groups, unpack, unpack_plain
+from atropos_gym.batch_server._reader import Lost, reader
 from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.refusals import Problem
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = [
     "GroupsRefused",
     "parse_groups",
-    "problem_details",
     "read_body",
     "read_groups",
     "reply",
     "schema_of",
-    "validation_details",
 ]
 
-MAX_ENTRIES = 20
-"""Most entries in the ``detail`` of one refusal."""
-
-MAX_ECHO = 200
-"""Longest input that is shown again to its sender, in characters."""
-
-LARGE_BYTES = 4 * 2**20
+LARGE_BYTES = 2 * 2**20
 """Larger bodies are read in a thread."""
 
+HUGE_BYTES = 8 * 2**20
+"""Larger bodies are read in another process."""
+
+ODD_BYTES = 64 * 2**10
+"""Larger bodies that only the exact validator can read are read there too: a megabyte can take a second."""
+
+MOST_SENDERS = 1000
+"""So many environments are told apart among the groups of one refused list."""
+
 Model = TypeVar("Model", bound=BaseModel)
-Path = tuple[str | int, ...]
 
 
 def reply(content: object, status: int = 200) -> Response:
@@ -67,12 +70,12 @@ class GroupsRefused(HTTPException):
     """Posted groups that cannot be used.
 
     Attributes:
-        senders: environments of the refused groups, None where unknown.
+        senders: how many groups of which environments, None where unknown.
     """
 
-    def __init__(self, status: int, detail: Any, senders: Sequence[int | None]) -> None:
+    def __init__(self, status: int, detail: Any, senders: Iterable[tuple[int | None, int]]) -> None:
         super().__init__(status, detail)
-        self.senders = senders
+        self.senders = dict(senders)
 
     @property
     def reason(self) -> str:
@@ -105,7 +108,7 @@ def _is_json(media_type: str) -> bool:
 
 
 async def read_groups(request: Request, *, many: bool, foreign_masks: str = "refuse") -> list[Incoming]:
-    """Reads and checks posted groups; large bodies in a thread, so that others are answered meanwhile.
+    """Reads and checks posted groups; large bodies elsewhere, so that others are answered meanwhile.
 
     Args:
         request: a post of one group, or of a list of them.
@@ -113,30 +116,71 @@ async def read_groups(request: Request, *, many: bool, foreign_masks: str = "ref
         foreign_masks: ``"keep"`` takes masks that are neither -100 nor the id.
 
     Raises:
-        GroupsRefused: 400, 415 or 422; then no group of the list may be kept.
+        GroupsRefused: 400, 415, 422, or 503 where memory is short; then no group of the list may be kept.
     """
     body, media_type = await request.body(), _media_type(request)
+    if len(body) > HUGE_BYTES:
+        return await _read_elsewhere(body, media_type, many, foreign_masks)
     if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(_groups, body, media_type, many, foreign_masks)
-    return _groups(body, media_type, many, foreign_masks)
-
-
-def _groups(body: bytes, media_type: str, many: bool, foreign_masks: str) -> list[Incoming]:
-    """The fast way where it is open, else the exact one."""
-    packed = media_type == MSGPACK
-    if _is_json(media_type) and (groups := read_json_groups(body, many=many)) is not None:
+        groups = await asyncio.to_thread(_groups, body, media_type, many)
+    else:
+        groups = _groups(body, media_type, many)
+    if groups is not None:
         return groups
+    if len(body) > ODD_BYTES:
+        return await _read_elsewhere(body, media_type, many, foreign_masks)
+    return _exact_groups(body, media_type, many, foreign_masks)
+
+
+def _groups(body: bytes, media_type: str, many: bool) -> list[Incoming] | None:
+    """The fast way; None where it is not open."""
+    if media_type != MSGPACK:
+        return read_json_groups(body, many=many) if _is_json(media_type) else None
+    try:
+        return read_msgpack_groups(unpack_plain(body), many=many)
+    except ValueError:
+        return None
+
+
+async def _read_elsewhere(body: bytes, media_type: str, many: bool, foreign_masks: str) -> list[Incoming]:
+    question = {"media_type": media_type, "many": many, "foreign_masks": foreign_masks}
+    try:
+        found = await reader().read(body, question)
+    except Lost as error:
+        raise GroupsRefused(503, f"{error}: is memory short?", [(None, 1)]) from None
+    if isinstance(found, dict):
+        raise GroupsRefused(**found)
+    return found
+
+
+def answer(body: bytes, question: dict[str, Any]) -> list[Incoming] | dict[str, Any]:
+    """What the other process says of a body: its groups, or what ``GroupsRefused`` is made of."""
+    try:
+        media_type, many = question["media_type"], question["many"]
+        groups = _groups(body, media_type, many)
+        return _exact_groups(body, media_type, many, question["foreign_masks"]) if groups is None else groups
+    except GroupsRefused as refusal:
+        return {
+            "status": refusal.status_code,
+            "detail": refusal.detail,
+            "senders": list(refusal.senders.items()),
+        }
+
+
+def _exact_groups(body: bytes, media_type: str, many: bool, foreign_masks: str) -> list[Incoming]:
+    """The exact way."""
     try:
         value = _parsed(body, media_type)
     except HTTPException as refusal:
-        raise GroupsRefused(refusal.status_code, refusal.detail, [None]) from None
-    if packed and (groups := read_msgpack_groups(value, many=many)) is not None:
-        return groups
+        raise GroupsRefused(refusal.status_code, refusal.detail, [(None, 1)]) from None
     try:
-        return parse_groups(value, many=many, packed=packed, foreign_masks=foreign_masks)
+        return parse_groups(value, many=many, packed=media_type == MSGPACK, foreign_masks=foreign_masks)
     except HTTPException as refusal:
-        senders = [_sender(item) for item in (value if many and isinstance(value, list) else [value])]
-        raise GroupsRefused(refusal.status_code, refusal.detail, senders) from None
+        senders = Counter(map(_sender, value if many and isinstance(value, list) else [value]))
+        named = senders.most_common(MOST_SENDERS)
+        if others := senders.total() - sum(count for _, count in named):
+            named.append((-1, others))
+        raise GroupsRefused(refusal.status_code, refusal.detail, named) from None
 
 
 def _sender(item: Any) -> int | None:
@@ -148,7 +192,7 @@ def _unpack(body: bytes) -> Any:
     try:
         return unpack(body)
     except ValueError as error:
-        raise HTTPException(422, [_entry("msgpack_invalid", ("body",), str(error))]) from None
+        raise HTTPException(422, [entry("msgpack_invalid", ("body",), str(error))]) from None
 
 
 async def read_body(request: Request, model: type[Model]) -> Model:
@@ -171,12 +215,12 @@ def parse(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise HTTPException(400, f"body is not valid UTF-8: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError):
-        raise HTTPException(422, [_entry("json_invalid", ("body",), complaint)]) from None
+        raise HTTPException(422, [entry("json_invalid", ("body",), complaint)]) from None
     found = next(_unstorable(value), None)
     if found is None:
-        raise HTTPException(422, [_entry("json_invalid", ("body",), complaint)])
+        raise HTTPException(422, [entry("json_invalid", ("body",), complaint)])
     kind, path, message = found
-    raise HTTPException(422, [_entry(kind, ("body", *path), message)])
+    raise HTTPException(422, [entry(kind, ("body", *path), message)])
 
 
 def parse_groups(
@@ -194,7 +238,7 @@ def parse_groups(
         HTTPException: 422 that names the bad places; then no group of the list may be kept.
     """
     if many and not isinstance(value, list):
-        raise HTTPException(422, [_entry("list_type", ("body",), "the body must be a list of groups")])
+        raise HTTPException(422, [entry("list_type", ("body",), "the body must be a list of groups")])
     details: list[dict[str, Any]] = []
     incoming: list[Incoming] = []
     for index, item in enumerate(value if many else [value]):
@@ -204,7 +248,7 @@ def parse_groups(
         except ValidationError as error:
             details.extend(validation_details(error, root))
         except _Unstorable as error:
-            details.append(_entry(error.kind, (*root, *error.path), str(error)))
+            details.append(entry(error.kind, (*root, *error.path), str(error)))
         if len(details) >= MAX_ENTRIES:
             break
     if details:
@@ -218,7 +262,8 @@ def _parse_group(item: Any, *, packed: bool, foreign_masks: str) -> Incoming:
         if isinstance(item, dict) and "mask_bits" in item and _has_rows(item.get("tokens")):
             wanted = "one bin of ceil(len / 8) bytes a sequence, no bit behind its last token, and no masks"
             raise _Unstorable("mask_bits", ("mask_bits",), f"mask_bits must be {wanted}")
-        _refuse_unstorable(item)  # bytes, names that are no strings: JSON cannot say them
+        if not _storable(item):
+            _refuse_unstorable(item)
     group = ScoredDataGroup.model_validate(item, context={"foreign_masks": foreign_masks})
     incoming = Incoming.of(group, tuple(name for name in item if name not in ScoredDataGroup.model_fields))
     # 1e999 is legal JSON and becomes infinite; in a free field only the output shows it.
@@ -226,6 +271,16 @@ def _parse_group(item: Any, *, packed: bool, foreign_masks: str) -> Incoming:
     if b"Infinity" in free or b"NaN" in free:
         _refuse_unstorable(item)
     return incoming
+
+
+def _storable(item: Any) -> bool:
+    """Whether msgpack plainly brought what JSON can say: no bytes, no names that are no strings, no NaN."""
+    try:
+        orjson.dumps(item)
+    except TypeError:
+        return False
+    text = to_json(item, inf_nan_mode="constants")
+    return b"NaN" not in text and b"Infinity" not in text
 
 
 def _has_rows(tokens: Any) -> bool:
@@ -272,25 +327,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def validation_details(error: ValidationError, root: Path) -> Iterable[dict[str, Any]]:
-    """Turns pydantic's errors into the entries of a 422, at most 20."""
-    for one in error.errors(include_url=False, include_context=False)[:MAX_ENTRIES]:
-        yield _entry(one["type"], (*root, *one["loc"]), one["msg"], one["input"])
-
-
-def problem_details(problems: Sequence[Problem], root: Path, *, many: bool) -> list[dict[str, Any]]:
-    """Turns a store's problems into the entries of a 422, at most 20."""
-    return [
-        _entry(problem.kind, (*root, *((problem.index,) if many else ()), *problem.path), problem.message)
-        for problem in problems[:MAX_ENTRIES]
-    ]
-
-
-def _entry(kind: str, path: Path, message: str, value: Any = None) -> dict[str, Any]:
-    """One entry; the input is shown only where it is a short scalar."""
-    entry: dict[str, Any] = {"type": kind, "loc": list(path), "msg": message}
-    if isinstance(value, str | int | float) and len(shown := repr(value)[: MAX_ECHO + 1]) <= MAX_ECHO:
-        entry["input"] = value if not isinstance(value, float) or math.isfinite(value) else shown
-    return entry

@@ -18,6 +18,9 @@ except ImportError:  # no wheels for this Python: the exact validator reads ever
 
 __all__ = ["read_json_groups"]
 
+MOST_CONTAINERS = 20_000
+"""Lists and objects from which on a body is not plain: each costs time, however short it is."""
+
 DEEP = 150
 """Brackets in free fields from which on their nesting is looked at; the validator allows 200 levels."""
 
@@ -31,6 +34,9 @@ def read_json_groups(body: bytes, *, many: bool) -> list[Incoming] | None:
     """
     if simdjson is None or (b"\\" in body and b"\\u005b" in body.lower()):
         return None
+    brackets = np.count_nonzero(np.frombuffer(body, np.uint8) == ord("["))
+    if brackets + body.count(b"{") > MOST_CONTAINERS:
+        return None
     try:
         root = simdjson.Parser().parse(body)
         values = list(root) if many and isinstance(root, simdjson.Array) else [root]
@@ -40,9 +46,7 @@ def read_json_groups(body: bytes, *, many: bool) -> list[Incoming] | None:
         return None
     # Arrays of numbers come out flat. If one had a list among its numbers, there are more brackets than the
     # rows have: then its shape is not what it seems.
-    if np.count_nonzero(np.frombuffer(body, np.uint8) == ord("[")) != many + sum(
-        source.brackets for source in sources
-    ):
+    if brackets != many + sum(source.brackets for source in sources):
         return None
     return incoming
 

@@ -81,8 +81,8 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
     try:
         incoming = await read_groups(request, many=many, foreign_masks=store.limits.foreign_masks)
     except GroupsRefused as refusal:
-        for env_id in refusal.senders:
-            store.count_refused(env_id, 1, refusal.reason)
+        for env_id, groups in refusal.senders.items():
+            store.count_refused(env_id, groups, refusal.reason)
         raise
     now, digest = desk.now(), digest_of(incoming, many=many)
     try:

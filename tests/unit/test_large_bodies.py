@@ -1,0 +1,168 @@
+"""Large bodies, and those that only the exact validator can read, keep nobody waiting (row F26)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from server_tools import LocalServer, group
+
+from atropos_gym.batch_server import _bodies
+from atropos_gym.batch_server._bodies import answer
+from atropos_gym.batch_server._fast_json import MOST_CONTAINERS, read_json_groups
+from atropos_gym.batch_server._msgpack import MOST_MEMBERS, pack, unpack, unpack_plain
+from atropos_gym.batch_server._reader import reader
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+ONE = {"media_type": JSON, "many": False, "foreign_masks": "refuse"}
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[None]:
+    """One other process for all tests here."""
+    yield
+    reader().close()
+
+
+@pytest.fixture
+def server(child: None, monkeypatch: pytest.MonkeyPatch) -> LocalServer:
+    """A server for which every body is large."""
+    monkeypatch.setattr(_bodies, "HUGE_BYTES", 0)
+    server = LocalServer()
+    server.start()
+    return server
+
+
+def post(
+    server: LocalServer, body: Any, path: str = "/scored_data", media_type: str = JSON
+) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return server.call("POST", path, content=content, headers={"Content-Type": media_type})
+
+
+BODIES: list[tuple[bytes, str, bool]] = [
+    (json.dumps(group(tag=0.5)).encode(), JSON, False),
+    (json.dumps(group(note="unknown", images="\u00e4")).encode(), JSON, False),
+    (json.dumps([group(2), group(3, unknown=1)]).encode(), JSON, True),
+    (b"[]", JSON, True),
+    (json.dumps(group(distill_logprobs=[[[0.5]] * 3] * 4)).encode(), JSON, False),
+    (pack(group(5)), MSGPACK, False),
+    (pack({"tokens": [b"\5\0\0\0"], "masks": [b"\5\0\0\0"], "scores": [1.0]}), MSGPACK, False),
+    (b"{", JSON, False),
+    (b'{"a": "\xff"}', JSON, False),
+    (b"{}", "text/plain", False),
+    (b"\xc1", MSGPACK, False),
+    (json.dumps(group(scores=[float("nan")] * 4)).encode(), JSON, False),
+    (
+        json.dumps([group(env_id=1), group(env_id=1), {**group(env_id=2), "masks": [[1]]}, 7]).encode(),
+        JSON,
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "media_type", "many"), BODIES, ids=range(len(BODIES)))
+def test_the_other_process_reads_as_this_one_does(
+    server: LocalServer, body: bytes, media_type: str, many: bool
+) -> None:
+    question = {"media_type": media_type, "many": many, "foreign_masks": "refuse"}
+    theirs = asyncio.run(reader().read(body, question))
+    ours = answer(body, question)
+    if isinstance(ours, dict):
+        assert isinstance(theirs, dict)
+        ours, theirs = _bodies.GroupsRefused(**ours), _bodies.GroupsRefused(**theirs)
+        assert (ours.detail, ours.senders, ours.reason) == (theirs.detail, theirs.senders, theirs.reason)
+    else:
+        assert theirs == ours
+
+
+def test_its_groups_are_served_and_its_refusals_are_said(server: LocalServer) -> None:
+    assert post(server, group(4, tag=2.0)).json()["status"] == "received"
+    refused = post(server, group(4, scores=[1.0]))
+    assert refused.status_code == 422 and refused.json()["detail"][0]["loc"] == ["body", "scores"]
+    assert post(server, [group(4, tag=3.0)], "/scored_data_list").json()["groups_processed"] == 1
+    assert server.tags() == [2.0, 3.0]
+
+
+def test_masks_of_other_kinds_are_kept_there_too(server: LocalServer) -> None:
+    store = server.app.state.desk.store
+    store.limits = replace(store.limits, foreign_masks="keep")
+    body = group(4, masks=[[0, 1, 1]] * 4)
+    assert post(server, body).status_code == 200
+    assert server.get("/latest_example")["masks"] == [[0, 1, 1]] * 4
+
+
+def test_one_that_is_lost_is_started_again(server: LocalServer) -> None:
+    assert post(server, group()).status_code == 200
+    first = reader().pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert post(server, group()).status_code == 200
+    assert reader().pid not in (None, first)
+
+
+def test_one_that_dies_over_a_body_is_the_servers_trouble(server: LocalServer) -> None:
+    """It stops in the middle; whoever posted may try again."""
+    assert post(server, group()).status_code == 200
+    pid = reader().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    async def story() -> httpx.Response:
+        async with server.http() as http:
+            content = json.dumps(group()).encode()
+            reply = asyncio.create_task(
+                http.post("/scored_data", content=content, headers={"Content-Type": JSON})
+            )
+            await asyncio.sleep(0)
+            assert (await http.get("/health")).status_code == 200  # nobody waits for it
+            os.kill(pid, signal.SIGKILL)
+            return await reply
+
+    reply = asyncio.run(story())
+    assert reply.status_code in (200, 503)  # 200 where it was gone before the body was sent
+    if reply.status_code == 503:
+        assert "memory" in reply.json()["detail"]
+    assert post(server, group()).status_code == 200
+
+
+def test_only_long_bodies_that_are_odd_are_read_elsewhere(
+    child: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def read(body: bytes, question: dict[str, Any]) -> Any:
+        asked.append(len(body))
+        return answer(body, question)
+
+    monkeypatch.setattr(reader(), "read", read)
+    server = LocalServer()
+    server.start()
+    odd = group(4, distill_logprobs=[[[0.5]] * 3] * 4)
+    assert post(server, odd).status_code == 200 and asked == []
+    long = json.dumps(odd).encode().ljust(_bodies.ODD_BYTES + 1)
+    assert post(server, long).status_code == 200 and asked == [len(long)]
+    plain = json.dumps(group()).encode().ljust(_bodies.ODD_BYTES + 1)
+    assert post(server, plain).status_code == 200 and len(asked) == 1
+
+
+def test_many_lists_or_maps_are_odd() -> None:
+    nested = group(images=[[]] * MOST_CONTAINERS)
+    assert read_json_groups(json.dumps(nested).encode(), many=False) is None
+    for members in (
+        [[]] * MOST_MEMBERS,
+        [1] * (MOST_MEMBERS + 1),
+        {str(i): 1 for i in range(MOST_MEMBERS + 1)},
+    ):
+        body = pack({"images": members})
+        assert unpack(body)["images"] == members
+        with pytest.raises(ValueError, match="exceeds|too many"):
+            unpack_plain(body)
