@@ -66,6 +66,7 @@ class Call(Generic[T]):
         headers: besides the usual ones.
         wait_seconds: how long the server may hold the request.
         posts_groups: a 422 refuses groups.
+        final: statuses that are answers, although others of their kind are worth another try.
     """
 
     method: str
@@ -77,6 +78,7 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_seconds: float = 0.0
     posts_groups: bool = False
+    final: tuple[int, ...] = ()
 
     def query(self) -> dict[str, str | int | float]:
         """Query parameters as they are sent."""
@@ -102,7 +104,9 @@ def get(path: str, *, env_id: int | None = None) -> Call[dict[str, Any]]:
     """A plain GET whose answer is an object; ``env_id`` goes as the original wants it and as a query."""
     if env_id is None:
         return Call("GET", path, _object)
-    return Call("GET", path, _object, params={"env_id": env_id}, content=to_json({"env_id": env_id}))
+    # The original fails with 500 where it does not know the number, and would do so for ever.
+    content = to_json({"env_id": env_id})
+    return Call("GET", path, _object, params={"env_id": env_id}, content=content, final=(500,))
 
 
 def post(path: str, body: Mapping[str, Any], **params: Any) -> Call[dict[str, Any]]:

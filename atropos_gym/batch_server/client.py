@@ -127,11 +127,12 @@ class _Client:
             return SpooledParcel(self.spool, groups, alone=alone)
         return OneParcel(groups) if alone else ListParcel(groups)
 
-    def _failed(self, response: httpx.Response) -> bool:
+    def _failed(self, call: Call[Any], response: httpx.Response) -> bool:
         """Whether an answer is worth another try; notes what it says of the server."""
         if forms := response.headers.get("accept-post"):
             self._packed = MSGPACK in forms
-        return response.status_code >= 500 or response.status_code in RETRIED
+        status = response.status_code
+        return (status >= 500 or status in RETRIED) and status not in call.final
 
     def _request(self, call: Call[T]) -> dict[str, Any]:
         headers = dict(call.headers)
@@ -194,7 +195,7 @@ class BatchClient(_Client):
         while True:
             try:
                 response = self._http.request(**self._request(call))
-                if not self._failed(response):
+                if not self._failed(call, response):
                     return call.result(response)
                 failure = response
             except httpx.TransportError as error:
@@ -370,7 +371,7 @@ class AsyncBatchClient(_Client):
         while True:
             try:
                 response = await self._http.request(**self._request(call))
-                if not self._failed(response):
+                if not self._failed(call, response):
                     return call.result(response)
                 failure = response
             except httpx.TransportError as error:

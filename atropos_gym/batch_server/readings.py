@@ -177,8 +177,10 @@ class Readings:
             "max_group_size": max(1, queue.largest_group),
             "env_weight": self._envs.weight(env),
             "queue_groups": queue.groups,
+            "self_queue_groups": queue.groups_of[env_id],
             "policy_version": self._policies.version,
             "finished": self._policies.finished,
+            "num_steps": -1 if self._stock.config is None else self._stock.config.num_steps,
             **self._by_groups(),
         }
 

@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Literal
 
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.rollout._play import ABORTS, EpisodeFailed, Plan, Start, play
 from atropos_gym.rollout._pool import EnvPool
 from atropos_gym.rollout.accounting import Accounting
+from atropos_gym.rollout.curriculum import Options
 from atropos_gym.rollout.episode import Episode, EpisodeGroup
 from atropos_gym.rollout.seeds import chance_seed, sampling_seed, start_seed
 
@@ -58,7 +59,7 @@ class GroupPlayer:
     on_partial: OnPartial
     deadline: float | None
     common_random_numbers: bool
-    options: Mapping[str, Any] | None
+    options: Options
     fingerprint: str
     version: Version = "episode"
 
@@ -75,7 +76,8 @@ class GroupPlayer:
         Returns:
             The scored group, or why there is none.
         """
-        start = Start(self.pool.name, start_seed(self.seed, number), self.options)
+        options = self.options(number) if callable(self.options) else self.options
+        start = Start(self.pool.name, start_seed(self.seed, number), options)
         members = [
             asyncio.create_task(self._member(number, member, start, slots))
             for member in range(self.group_size)

@@ -21,6 +21,7 @@ from atropos_gym.rollout._play import sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource
 from atropos_gym.rollout._schedule import Run
 from atropos_gym.rollout.accounting import Accounting
+from atropos_gym.rollout.curriculum import Options
 from atropos_gym.rollout.episode import EpisodeGroup
 
 __all__ = ["GroupCollector"]
@@ -50,7 +51,7 @@ class GroupCollector:
             newest. Every turn records its version.
         common_random_numbers: members also share all chance after the start.
         env_kwargs: keywords for the environments.
-        options: handed to every ``reset``.
+        options: handed to every ``reset``, or a function from a group's number to them.
         blocking: play each environment in a thread of its own. None: as its attribute ``blocking`` says.
 
     Attributes:
@@ -87,7 +88,7 @@ class GroupCollector:
         version: Version = "episode",
         common_random_numbers: bool = False,
         env_kwargs: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Options = None,
         blocking: bool | None = None,
     ) -> None:
         _check(group_size, concurrency, score, on_partial, deadline, version)

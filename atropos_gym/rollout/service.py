@@ -2,7 +2,8 @@
 
 It waits for the server and the trainer, registers, loads each version that appears at ``/policy`` into its
 engine and confirms it, collects what is wanted, posts it, and leaves when the run is finished. A server that
-goes away is waited for; one that has forgotten the service is told again.
+goes away is waited for; one that has forgotten the service is told again. With a state file it goes on where
+it was, and with a spool no group that was played to its end is lost, whatever is killed.
 
 Two ways of working, as the trainer registered: with ``max_policy_lag=0`` exactly the groups that the newest
 version still lacks are played; otherwise groups are played ahead, a few batches at most.
@@ -22,7 +23,8 @@ from typing import Any
 
 import httpx
 
-from atropos_gym.batch_server.client import AsyncBatchClient, without_token
+from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.spool import Spool
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import (
     CollectionFailed,
@@ -30,24 +32,20 @@ from atropos_gym.errors import (
     EngineError,
     GroupRefused,
     ServerError,
-    TokenizerMismatch,
 )
+from atropos_gym.rollout._follower import LOOK_AGAIN, Follower
 from atropos_gym.rollout._pool import EnvSource
 from atropos_gym.rollout._position import Position
 from atropos_gym.rollout._service_thread import ServiceThread
 from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.curriculum import Curriculum, Lessons, Options
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.rollout.evaluation import EvalResult, aevaluate
-from atropos_gym.wire import Policy
 
 __all__ = ["EnvironmentService", "Evaluation", "ServiceThread"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at a server that has nothing for us; a new version is heard of at once.
-LOOK_AGAIN = 0.5
-#: Seconds that a request for a newer version waits at the server.
-FOLLOW = 30.0
 #: Longest pause between two tries to reach the server, so that a restart is noticed soon.
 LONGEST_PAUSE = 2.0
 #: Seconds for taking leave of a server.
@@ -104,7 +102,12 @@ class EnvironmentService:
         min_batch_allocation: least share of a batch, 0 to 1.
         max_batches_ahead: most batches that wait at the server; less where the trainer's lag is less.
         first_number: of the first group; its seeds follow from it.
-        state: file that says how far the service is; where it exists, the service goes on from there.
+        state: file that says how far the service is; where it exists, the service goes on from there. With a
+            spool it is ``service.json`` in that folder unless another one is named.
+        spool: folder in which groups lie until the server has them; what is left there at the end, the next
+            service with this folder posts first. None keeps nothing.
+        curriculum: asked at each new step of the trainer for the options of ``reset`` from then on.
+        options: of ``reset``, or a function from a group's number to them.
         evaluation: when and how to evaluate; None for not at all.
         on_post: told of groups that the server has taken.
         transport: how to reach the server, for tests.
@@ -131,6 +134,9 @@ class EnvironmentService:
         max_batches_ahead: int = 3,
         first_number: int = 0,
         state: str | Path | None = None,
+        spool: str | Path | Spool | None = None,
+        curriculum: Curriculum | None = None,
+        options: Options = None,
         evaluation: Evaluation | None = None,
         on_post: Callable[[list[EpisodeGroup]], None] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -138,15 +144,18 @@ class EnvironmentService:
     ) -> None:
         if max_batches_ahead < 1:
             raise ConfigError(f"max_batches_ahead must be >= 1, got {max_batches_ahead}")
-        self.collector = GroupCollector(env, engine, **collector)
+        self.collector = GroupCollector(env, engine, options=self._options, **collector)
+        if state is None and spool is not None:
+            state = Path(spool.folder if isinstance(spool, Spool) else spool) / "service.json"
         self._position = Position(
             state, self.collector.name, seed=collector.get("seed", 0), next_number=first_number
         )
         self.collector.next_number = self._position.next_number
+        self._lessons = Lessons(curriculum, options, state=self._position.curriculum, what=str(state))
         self.engine = engine
         self.url = url
         self.name = name or self.collector.name
-        self.version: int | None = None
+        self._follower = Follower(engine, url)
         self._env = env
         self._env_kwargs = dict(collector.get("env_kwargs") or {})
         self._evaluation = evaluation
@@ -156,26 +165,33 @@ class EnvironmentService:
         self._max_batches_ahead = max_batches_ahead
         self._on_post = on_post
         self._transport = transport
+        self._spool = spool
+        self._kept: dict[str, Any] | None = None  # what the spool says at the end
+        self._client: AsyncBatchClient | None = None
         self._env_id: int | None = None
         self._last_step: int | None = None
         self._posted = 0
         self._unposted = 0  # played, and then no longer wanted
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
-        self._published: list[int] = []
-        self._run = ""  # of the newest version
         self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
-        self._news = asyncio.Event()
+
+    @property
+    def version(self) -> int | None:
+        """Newest version that the engine has from the trainer; None before the first."""
+        return self._follower.version
 
     @property
     def report(self) -> dict[str, Any]:
-        """Groups posted, left over, refused; versions taken over; evaluations; the collector's own report."""
+        """Groups posted, left over, refused, in the spool; versions; evaluations; the collector's own."""
+        spool = None if self._client is None else self._client.spool
         return {
             "posted": self._posted,
             "unposted": self._unposted,
             "refused": dict(self._refused),
-            "versions": list(self._published),
+            "spool": self._kept if spool is None else spool.report,
+            "versions": list(self._follower.published),
             "evaluations": list(self._evaluations),
             "collector": self.collector.report,
         }
@@ -198,7 +214,7 @@ class EnvironmentService:
             worker = asyncio.create_task(self._work(client))
             try:
                 await asyncio.wait((follower, worker), return_when=asyncio.FIRST_COMPLETED)
-                if follower.done() and follower.exception() is None and not self._finished:
+                if follower.done() and follower.exception() is None and not self._over:
                     await asyncio.wait((worker,))  # there is nothing to follow at this server
             finally:
                 follower.cancel()
@@ -211,9 +227,17 @@ class EnvironmentService:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncBatchClient]:
         """Yields a client of a server at which this environment is registered, and takes leave of it."""
-        client = AsyncBatchClient(self.url, retry_seconds=None, transport=self._transport, sleep=_pause)
+        client = AsyncBatchClient(
+            self.url,
+            retry_seconds=None,
+            longest_pause=LONGEST_PAUSE,
+            spool=self._spool,
+            transport=self._transport,
+        )
+        self._client = client
         try:
             await self._register(client)
+            await client.post_left()
             yield client
         finally:
             try:
@@ -222,6 +246,8 @@ class EnvironmentService:
             except (TimeoutError, ServerError) as error:
                 log.info("%s: left without a goodbye: %s", self.name, error or "no answer")
             finally:
+                self._kept = None if client.spool is None else client.spool.report
+                self._client = None
                 await client.close()
                 self.collector.close()
 
@@ -238,11 +264,23 @@ class EnvironmentService:
             )
             if reply["status"] == "success":
                 break
-            await self._wait(LOOK_AGAIN)
+            await self._follower.wait(LOOK_AGAIN)
         self._env_id = reply["env_id"]
-        steps = reply.get("num_steps", -1)
-        self._last_step = steps if steps > 0 else None
+        self._note_end(reply)
         log.info("%s: registered as environment %s", self.name, self._env_id)
+
+    def _note_end(self, reply: Mapping[str, Any]) -> None:
+        """Notes at which step the trainer will have finished: one that registers again may say otherwise."""
+        if (steps := reply.get("num_steps")) is not None:
+            self._last_step = steps if steps > 0 else None
+
+    @property
+    def _over(self) -> bool:
+        return self._finished or self._follower.finished
+
+    def _options(self, number: int) -> dict[str, Any] | None:
+        """What the group of this number begins with."""
+        return self._lessons.options(number)
 
     async def _leave(self, client: AsyncBatchClient) -> None:
         if self._env_id is None:
@@ -251,77 +289,25 @@ class EnvironmentService:
             await client.policy(env_id=self._env_id, holding=())
         await client.disconnect_env(self._env_id)
 
-    # -- versions --------------------------------------------------------------------------------------
-
     async def _follow(self, client: AsyncBatchClient) -> None:
         """Loads every newer version into the engine until the run is finished."""
-        loop = asyncio.get_running_loop()
-        while not self._finished:
-            asked_at = loop.time()
-            after = -1 if self.version is None else self.version
+        while not self._follower.finished:
             try:
-                policy = await client.policy(after, FOLLOW, self._env_id, self._holding())
+                await self._follower.follow(client, self._env_id)
             except ServerError as error:
                 if error.status == 404:  # the original API has no policy: its trainers load weights elsewhere
                     return
                 raise
-            if policy.version is not None and self._is_new(policy):
-                await self._take_over(policy)
-            elif loop.time() - asked_at < LOOK_AGAIN and not policy.finished:
-                await _pause(LOOK_AGAIN)
-            self._finished = policy.finished
-            self._news.set()
-
-    def _is_new(self, policy: Policy) -> bool:
-        """Whether a version is still to be loaded.
-
-        Raises:
-            ConfigError: another run counts from below: a version number means one set of weights per engine.
-        """
-        assert policy.version is not None
-        if self.version is None or policy.version > self.version:
-            return True
-        if policy.run != self._run and policy.version | self.version:  # 0 is the base in every run
-            raise ConfigError(
-                f"the trainer at {without_token(self.url)} published version {policy.version} of run "
-                f"{policy.run!r}, but this service has version {self.version} "
-                f"of run {self._run!r} already: start it anew"
-            )
-        return False
-
-    async def _take_over(self, policy: Policy) -> None:
-        own = self.engine.tokenizer
-        if policy.tokenizer_fingerprint not in (None, own.fingerprint):
-            raise TokenizerMismatch(
-                f"the trainer at {without_token(self.url)} trains ids of tokenizer "
-                f"{policy.tokenizer_fingerprint}, engine {self.engine.model} samples those of "
-                f"{own.name} ({own.fingerprint}): use the same"
-            )
-        assert policy.version is not None
-        if policy.adapter_path is not None:
-            await self.engine.publish(policy.version, Path(policy.adapter_path))
-        elif policy.version > 0:
-            raise ConfigError(
-                f"the trainer published version {policy.version} without an adapter: the base model is "
-                "version 0 in every engine; publish it as 0, or with an adapter"
-            )
-        self.version, self._run = policy.version, policy.run
-        self._published.append(policy.version)
-
-    def _holding(self) -> list[int]:
-        """Versions whose folders the learner must leave alone."""
-        live = getattr(self.engine, "live_versions", None)
-        return [version for version in live if version > 0] if live is not None else self._published[-3:]
 
     # -- groups ----------------------------------------------------------------------------------------
 
     async def _work(self, client: AsyncBatchClient) -> None:
         """Plays and posts until the run is finished."""
         outages = 0
-        while not self._finished:
+        while not self._over:
             try:
                 status = await self._look(client)
-                if status is None or self._finished:
+                if status is None or self._over:
                     continue
                 if _exact(status):
                     await self._make_exactly(client, status)
@@ -333,20 +319,20 @@ class EnvironmentService:
                 if outages == OUTAGES:
                     raise
                 log.warning("%s; trying again in %d s", error, 2**outages)
-                await self._wait(2.0**outages)
+                await self._follower.wait(2.0**outages)
 
     async def _make_exactly(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
         """Plays what the newest version still lacks, or waits for a newer one."""
         wanted = status["groups_wanted"] if status["policy_version"] == self.version is not None else 0
         if not wanted:
-            await self._wait(LOOK_AGAIN)
+            await self._follower.wait(LOOK_AGAIN)
             return
         # Several services together make one batch: each plays its share, and only when the others have had
         # time for theirs does it help with the rest.
         share = ceil(wanted * status.get("env_weight", 1.0))
         if share < wanted and self._shared == self.version:
             self._shared = None
-            await self._wait(LOOK_AGAIN)
+            await self._follower.wait(LOOK_AGAIN)
             return
         self._shared = self.version
         at_once = max(1, self.collector.concurrency // self.collector.group_size)
@@ -366,9 +352,9 @@ class EnvironmentService:
                             await self._post(client, groups[:room])
                             groups = groups[room:]
                         else:
-                            await self._wait(LOOK_AGAIN)
+                            await self._follower.wait(LOOK_AGAIN)
                         now = await self._look(client)
-                        if now is None or self._finished or _exact(now):
+                        if now is None or self._over or _exact(now):
                             return
                         status.update(now)
                 finally:
@@ -384,9 +370,12 @@ class EnvironmentService:
         if status is None:
             return None
         step = status["current_step"]
+        self._note_end(status)
+        if self._lessons.reached(step):
+            self._position.taught(self._lessons.state)
         # A trainer that publishes no policy cannot say that it has finished.
         if self._last_step is not None and self.version is None:
-            self._finished = self._finished or step >= self._last_step
+            self._finished = step >= self._last_step
         if (
             self._evaluation is not None
             and self._evaluation.due(step, self._position.evaluated_at)
@@ -415,11 +404,22 @@ class EnvironmentService:
         self._position.evaluated(step)
         evaluation.on_result(step, result)
 
-    def _room(self, status: dict[str, Any], batch_size: int, most: int) -> int:
-        """Groups that may be posted until ``most`` batches are queued."""
+    def _room(self, status: Mapping[str, Any], batch_size: int, most: int) -> int:
+        """Groups that may be posted until ``most`` batches are queued.
+
+        Once a whole batch is queued, no more than this service's share: services at one server keep to their
+        weights, and a slow one among them keeps no trainer waiting. A minimum may be filled in any case.
+        """
         if wanted := status.get("groups_per_update"):
-            return max(0, most * int(wanted) - int(status["queue_groups"]))
-        return max(0, ceil(most * max(1, batch_size) / self.collector.group_size) - int(status["queue_size"]))
+            batch, queued = float(wanted), int(status["queue_groups"])
+            own = int(status.get("self_queue_groups", 0))
+        else:
+            batch, queued = max(1, batch_size) / self.collector.group_size, int(status["queue_size"])
+            own = int(status.get("self_queue_size", 0))
+        share = ceil(most * batch * float(status.get("env_weight", 1.0))) - own
+        room = min(ceil(most * batch) - queued, max(share, ceil(batch) - queued))
+        least = ceil(most * batch * (self._min_batch_allocation or 0.0)) - own
+        return max(0, room, least)
 
     async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
         """Returns what the server says of its queue; None after it had forgotten this environment."""
@@ -427,17 +427,16 @@ class EnvironmentService:
         try:
             return await client.status_env(self._env_id)
         except ServerError as error:
-            if error.status != 404:
+            if error.status not in (404, 500):  # the original API fails where it does not know a number
                 raise
         log.warning("%s: the server was started anew, registering again", self.name)
         await self._register(client)
-        # A number may mean another run's weights now: nothing is played until it has been looked up.
-        if self.version is not None and (policy := await client.policy()).version is not None:
-            self._is_new(policy)
+        await self._follower.look(client)
         return None
 
     async def _post(self, client: AsyncBatchClient, groups: list[EpisodeGroup]) -> None:
         bodies = [group.to_wire().model_copy(update={"env_id": self._env_id}) for group in groups]
+        self._position.posted([group.number for group in groups])  # before: they are played only once
         refused: set[int] = set()
         try:
             await client.post_groups(bodies)
@@ -455,24 +454,11 @@ class EnvironmentService:
         self._refused_in_a_row = 0
         taken = [group for index, group in enumerate(groups) if index not in refused]
         self._posted += len(taken)
-        self._position.posted([group.number for group in taken])
+        self._lessons.posted(taken)
         if self._on_post is not None:
             self._on_post(taken)
-
-    async def _wait(self, seconds: float) -> None:
-        """Waits, no longer than until the follower has news."""
-        self._news.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            pass
 
 
 def _exact(status: dict[str, Any]) -> bool:
     """Whether the trainer learns only from what the newest version said."""
     return status.get("max_policy_lag") == 0 and bool(status.get("groups_per_update"))
-
-
-async def _pause(seconds: float) -> None:
-    await asyncio.sleep(min(seconds, LONGEST_PAUSE))
