@@ -6,7 +6,7 @@ Each wraps an application and answers by itself what it refuses; the answer is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 
 from starlette.datastructures import Headers
@@ -18,7 +18,7 @@ from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
 
-__all__ = ["Bodies", "Saved"]
+__all__ = ["BODY", "Bodies", "Saved"]
 
 SAVE_SOON = 0.02
 """Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
@@ -30,6 +30,12 @@ CODINGS = ("gzip", "x-gzip", "zstd")
 
 GROUP_PATHS = ("/scored_data", "/scored_data_list")
 """Where bodies bring what is to be kept."""
+
+SETTINGS_BYTES = 2**18
+"""Largest body elsewhere."""
+
+BODY = "atropos_gym.body"
+"""Where a request's scope holds its plain body."""
 
 
 class Saved:
@@ -124,6 +130,7 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 400, 408, 413, 415 or 503, or passes the request on."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        scope[BODY] = b""
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
@@ -131,12 +138,11 @@ class Bodies:
         if brings_groups and not await self.desk.hold_post(self._has_room):
             await _later("queue full")(scope, receive, send)
             return
-        length = headers.get("content-length", "")
-        said = int(length) if brings_groups and length.isascii() and length.isdigit() else 0
-        arriving = min(said, self.max_bytes)
+        limit = self.max_bytes if brings_groups else min(self.max_bytes, SETTINGS_BYTES)
+        arriving = min(_length(headers), limit) if brings_groups else 0
         self.desk.arriving += arriving
         try:
-            body = await self._read(headers, receive)
+            scope[BODY] = await self._read(headers, receive, limit)
         except _Left:
             return  # nobody is there to be answered, and nothing of it is kept
         except _Refusal as refusal:
@@ -146,40 +152,47 @@ class Bodies:
             return
         finally:
             self.desk.arriving -= arriving
-        await self.app(scope, _replay(body, receive), send)
+        await self.app(scope, receive, send)
 
     def _has_room(self) -> bool:
         return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, receive: Receive, limit: int) -> bytes:
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", *CODINGS):
             raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
-        length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and int(length) > self.max_bytes:
-            raise self._too_large()
+        if _length(headers) > limit:
+            raise _too_large(limit)
         try:
             async with asyncio.timeout(self.seconds):
-                chunks = self._bounded(_chunks(receive))
-                if coding == "identity":
-                    return b"".join([chunk async for chunk in chunks])
-                return b"".join([piece async for piece in self._bounded(_inflated(chunks, Inflater(coding)))])
+                pieces = _bounded(_chunks(receive), limit)
+                if coding != "identity":
+                    pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
+                return b"".join([piece async for piece in pieces])
         except TimeoutError:
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
         except BrokenStream as error:
             raise _Refusal(400, str(error)) from None
 
-    async def _bounded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Stops where the pieces together are too large."""
-        size = 0
-        async for piece in pieces:
-            size += len(piece)
-            if size > self.max_bytes:
-                raise self._too_large()
-            yield piece
 
-    def _too_large(self) -> _Refusal:
-        return _Refusal(413, f"body is larger than {self.max_bytes} bytes")
+def _length(headers: Headers) -> int:
+    """How long the body is to be, as its sender says; 0 where it does not."""
+    length = headers.get("content-length", "")
+    return int(length[:18]) if length.isascii() and length.isdigit() else 0
+
+
+def _too_large(limit: int) -> _Refusal:
+    return _Refusal(413, f"body is larger than {limit} bytes")
+
+
+async def _bounded(pieces: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    """Stops where the pieces together are too large."""
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        yield piece
 
 
 async def _inflated(chunks: AsyncIterator[bytes], inflater: Inflater) -> AsyncIterator[bytes]:
@@ -201,17 +214,3 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
-
-
-def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """A ``receive`` that gives the body once and then what else happens on the connection."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

@@ -21,6 +21,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
+from atropos_gym.batch_server._asgi import BODY
+from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._details import MAX_ENTRIES, Path, entry, validation_details
 from atropos_gym.batch_server._fast_json import read_json_groups
 from atropos_gym.batch_server._msgpack import MSGPACK, expand, read_msgpack_groups, unpack, unpack_plain
@@ -36,6 +38,9 @@ __all__ = [
     "reply",
     "schema_of",
 ]
+
+SMALL_BYTES = 64 * 2**10
+"""Smaller bodies take less time than a turn of the loop."""
 
 LARGE_BYTES = 2 * 2**20
 """Larger bodies are read in a thread."""
@@ -107,18 +112,21 @@ def _is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-async def read_groups(request: Request, *, many: bool, foreign_masks: str = "refuse") -> list[Incoming]:
+async def read_groups(desk: Desk, request: Request, *, many: bool) -> list[Incoming]:
     """Reads and checks posted groups; large bodies elsewhere, so that others are answered meanwhile.
 
     Args:
+        desk: where they were posted.
         request: a post of one group, or of a list of them.
         many: whether it must be a list.
-        foreign_masks: ``"keep"`` takes masks that are neither -100 nor the id.
 
     Raises:
         GroupsRefused: 400, 415, 422, or 503 where memory is short; then no group of the list may be kept.
     """
-    body, media_type = await request.body(), _media_type(request)
+    body, media_type = request.scope[BODY], _media_type(request)
+    if len(body) > SMALL_BYTES:
+        await desk.turn()
+    foreign_masks = desk.store.limits.foreign_masks
     if len(body) > HUGE_BYTES:
         return await _read_elsewhere(body, media_type, many, foreign_masks)
     if len(body) > LARGE_BYTES:
@@ -195,9 +203,9 @@ def _unpack(body: bytes) -> Any:
         raise HTTPException(422, [entry("msgpack_invalid", ("body",), str(error))]) from None
 
 
-async def read_body(request: Request, model: type[Model]) -> Model:
+def read_body(request: Request, model: type[Model]) -> Model:
     """Reads and checks a request's body; raises ``HTTPException`` 400, 415 or 422."""
-    value = _parsed(await request.body(), _media_type(request))
+    value = _parsed(request.scope[BODY], _media_type(request))
     try:
         return model.model_validate(value)
     except ValidationError as error:

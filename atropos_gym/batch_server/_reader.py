@@ -143,7 +143,7 @@ def _taken_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _send(pipe: IO[bytes], head: dict[str, Any], payloads: Sequence[bytes]) -> None:
+def _send(pipe: IO[bytes], head: dict[str, Any], payloads: Sequence[bytes | memoryview]) -> None:
     text = to_json(head)
     for piece in (LENGTH.pack(len(text)), text, *payloads):
         pipe.write(piece)

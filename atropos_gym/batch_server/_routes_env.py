@@ -45,14 +45,14 @@ def env_routes(desk: Desk) -> APIRouter:
     async def status_env(request: Request, env_id: Annotated[int | None, Query()] = None) -> Response:
         """Tells an environment how much is queued; its number comes as a query or as a JSON body."""
         if env_id is None:
-            env_id = (await read_body(request, EnvRef)).env_id
+            env_id = read_body(request, EnvRef).env_id
         store.env_seen(env_id, desk.now())
         return reply(store.status_env(env_id))
 
     @router.post("/register-env", openapi_extra=schema_of(EnvRegistration))
     async def register_env(request: Request) -> Response:
         """Registers an environment, once a trainer asks for batches."""
-        settings = await read_body(request, EnvRegistration)
+        settings = read_body(request, EnvRegistration)
         env = store.register_env(settings, desk.now())
         answer = {"status": "wait for trainer to start"} if env is None else store.env_reply(env)
         response = reply(answer)
@@ -62,7 +62,7 @@ def env_routes(desk: Desk) -> APIRouter:
     @router.post("/disconnect-env", openapi_extra=schema_of(EnvRef))
     async def disconnect_env(request: Request) -> Response:
         """Takes an environment out of weights and minimums until its next call."""
-        env = await read_body(request, EnvRef)
+        env = read_body(request, EnvRef)
         desk.now()
         try:
             store.disconnect_env(env.env_id)
@@ -79,7 +79,7 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
     store = desk.store
     key = key_of(request)
     try:
-        incoming = await read_groups(request, many=many, foreign_masks=store.limits.foreign_masks)
+        incoming = await read_groups(desk, request, many=many)
     except GroupsRefused as refusal:
         for env_id, groups in refusal.senders.items():
             store.count_refused(env_id, groups, refusal.reason)

@@ -32,7 +32,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
     @router.post("/register", openapi_extra=schema_of(Registration))
     async def register(request: Request, takeover: bool = False) -> Response:
         """Registers a trainer: the first one's settings hold until it is silent or replaced."""
-        settings = await read_body(request, Registration)
+        settings = read_body(request, Registration)
         trainer_id = store.register(settings, desk.now(), takeover=takeover)
         desk.notify()
         return reply({"uuid": UUID(hex=trainer_id).int, "trainer_id": trainer_id})
@@ -61,7 +61,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
     @router.post("/ack", openapi_extra=schema_of(Ack))
     async def ack(request: Request) -> Response:
         """Ends a lease: the batch was used."""
-        body = await read_body(request, Ack)
+        body = read_body(request, Ack)
         store.trainer_seen(desk.now())
         lease = store.ack(body.batch_id, body.rank)
         return reply(_acked(lease, body.rank, store.status()["current_step"]))
@@ -69,7 +69,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
     @router.post("/nack", openapi_extra=schema_of(Nack))
     async def nack(request: Request) -> Response:
         """Gives a batch back to the head of the queue, or drops it."""
-        body = await read_body(request, Nack)
+        body = read_body(request, Nack)
         store.trainer_seen(desk.now())
         lease = store.nack(body.batch_id, drop=body.drop, reason=body.reason)
         desk.notify()
@@ -78,7 +78,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
     @router.post("/extend", openapi_extra=schema_of(Extend))
     async def extend(request: Request) -> Response:
         """Gives a lease more time, counted from now."""
-        body = await read_body(request, Extend)
+        body = read_body(request, Extend)
         now = desk.now()
         store.trainer_seen(now)
         lease = store.extend(body.batch_id, body.lease_seconds, now)
@@ -87,7 +87,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
     @router.post("/policy", openapi_extra=schema_of(PolicyUpdate))
     async def publish(request: Request, force: bool = False) -> Response:
         """Takes a learner's newest version, or the end of its run."""
-        update = await read_body(request, PolicyUpdate)
+        update = read_body(request, PolicyUpdate)
         now = desk.now()
         store.trainer_seen(now)
         store.publish(update, now, force=force)

@@ -15,10 +15,14 @@ import pytest
 from server_tools import LocalServer, group
 
 from atropos_gym.batch_server import _bodies
+from atropos_gym.batch_server._asgi import SETTINGS_BYTES
 from atropos_gym.batch_server._bodies import answer
+from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._fast_json import MOST_CONTAINERS, read_json_groups
 from atropos_gym.batch_server._msgpack import MOST_MEMBERS, pack, unpack, unpack_plain
 from atropos_gym.batch_server._reader import reader
+from atropos_gym.batch_server.clock import ManualClock
+from atropos_gym.batch_server.memory import MemoryStore
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 ONE = {"media_type": JSON, "many": False, "foreign_masks": "refuse"}
@@ -166,3 +170,40 @@ def test_many_lists_or_maps_are_odd() -> None:
         assert unpack(body)["images"] == members
         with pytest.raises(ValueError, match="exceeds|too many"):
             unpack_plain(body)
+
+
+def test_of_many_long_pieces_of_work_one_is_done_in_a_turn_of_the_loop() -> None:
+    async def story() -> list[tuple[int, int]]:
+        desk = Desk(MemoryStore(), ManualClock())
+        turns = 0
+        done: list[tuple[int, int]] = []
+
+        async def count() -> None:
+            nonlocal turns
+            while len(done) < 12:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def work(number: int, later: int = 0) -> None:
+            for _ in range(later):
+                await asyncio.sleep(0)
+            await desk.turn()
+            done.append((number, turns))
+
+        early = [work(number) for number in range(8)]
+        await asyncio.gather(count(), *early, *(work(number, later=number - 4) for number in range(8, 12)))
+        return done
+
+    done = asyncio.run(story())
+    assert [number for number, _ in done] == list(range(12))
+    turns = [turn for _, turn in done]
+    assert turns == sorted(set(turns))
+
+
+def test_only_groups_may_be_large(child: None) -> None:
+    server = LocalServer()
+    body = b'{"batch_id": "b-1"}'.ljust(SETTINGS_BYTES + 1)
+    for path in ("/ack", "/register", "/policy", "/disconnect-env"):
+        reply = post(server, body, path)
+        assert reply.status_code == 413 and str(SETTINGS_BYTES) in reply.json()["detail"]
+    assert post(server, json.dumps(group()).encode().ljust(len(body))).status_code == 200
