@@ -85,6 +85,7 @@ class Journal:
         self._waiting: list[_Job] = []
         self._last: Future[None] | None = None
         self._closed = False
+        self._tidied = True
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -174,7 +175,7 @@ class Journal:
                         job.future.set_exception(ServerError(self.failing))
                     return
                 self._change.wait(IDLE_SECONDS)
-        self.failing = ""
+        self.failing, self._tidied = "", False
         with self._change:
             self.waiting_bytes -= sum(job.size for job in work)
         for job, result in zip(work, found, strict=True):
@@ -184,14 +185,15 @@ class Journal:
                 job.future.set_result(result)
 
     def _tidy(self) -> bool:
-        """Gives free pages back to the system, some at a time; returns whether there are more."""
+        """Empties the log and gives free pages back to the system, some at a time; says if there are more."""
         try:
             ((free,),) = self._connection.execute("PRAGMA freelist_count").fetchall()
-            if free <= SPARE_PAGES:
-                return False
-            # Each of its steps gives back one page, and has no row: `execute` would stop after the first.
-            self._connection.executescript(f"PRAGMA incremental_vacuum({TIDY_PAGES})")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if free > SPARE_PAGES:
+                # Each step gives back one page, and has no row: `execute` would stop after the first.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({TIDY_PAGES})")
+            if free > SPARE_PAGES or not self._tidied:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._tidied = True
         except sqlite3.Error as error:
             self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
             return False

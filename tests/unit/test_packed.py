@@ -19,6 +19,7 @@ from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atropos_gym.batch_server import packed
 from atropos_gym.batch_server._bodies import parse, parse_groups
 from atropos_gym.batch_server._fast_json import read_json_groups
 from atropos_gym.batch_server._msgpack import expand, pack, read_msgpack_groups, unpack
@@ -200,6 +201,28 @@ def test_a_group_costs_at_most_nine_bytes_a_token_besides_its_rows() -> None:
         tokens=tokens, masks=masks, scores=[0.0] * rows, inference_logprobs=logprobs, env_id=3
     )
     assert len(pack_group(group).data) <= 9 * rows * length + 64 * rows
+
+
+def test_a_large_group_lies_in_memory_of_its_own_and_is_the_same_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = [list(range(1, 9000))] * 2
+    group = ScoredDataGroup(
+        tokens=ids, masks=ids, scores=[1.0, 2.0], env_id=3, messages=[[{"role": "user", "content": "é"}]] * 2
+    )
+    apart = pack_group(group)
+    monkeypatch.setattr(packed, "OWN_MEMORY_BYTES", 10**9)
+    on_the_heap = pack_group(group)
+    assert isinstance(apart.data, memoryview) and apart.data.readonly
+    assert isinstance(on_the_heap.data, bytes)
+    assert apart == on_the_heap
+    assert (apart.to_json(), apart.to_map(), apart.free()) == (
+        on_the_heap.to_json(),
+        on_the_heap.to_map(),
+        on_the_heap.free(),
+    )
+    with pytest.raises(ValueError, match="read-only"):
+        apart.columns().tokens[0] = 7
 
 
 def test_something_else_is_not_a_group() -> None:
