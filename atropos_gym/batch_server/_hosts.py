@@ -1,10 +1,11 @@
-"""Which hosts are this machine."""
+"""Which hosts are this machine, and how a server's URL is shown."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 
-__all__ = ["is_loopback"]
+__all__ = ["is_loopback", "without_token"]
 
 
 def is_loopback(host: str) -> bool:
@@ -19,3 +20,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def without_token(url: str) -> str:
+    """Returns a server's URL as it can be shown and written down: a token in it stays secret.
+
+    >>> without_token("http://x:TOKEN@host:8000/")
+    'http://host:8000'
+    """
+    return re.sub(r"//[^/?#]*@", "//", url).rstrip("/")

@@ -26,6 +26,9 @@ ENV_TOKEN_VARIABLE = "ATROPOS_GYM_ENV_TOKEN"  # noqa: S105
 OPEN_PATHS = ("/", "/health")
 """What anyone may read: that this is a batch server, and whether it works."""
 
+PAGE = "/dashboard"
+"""What a link on any page may lead to: it only reads, and shows itself to nobody but the one who looks."""
+
 ENV_CALLS = frozenset(
     (
         *(
@@ -114,7 +117,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        foreign = _foreign(headers)
+        foreign = _foreign(headers) and not _follows_link(scope, headers)
         welcome = origin if foreign and origin is not None and self.access.allows(origin) else None
         if welcome is not None:
             send = _with_cors(send, welcome)
@@ -157,6 +160,17 @@ def _foreign(headers: Headers) -> bool:
     origin = headers.get("origin")
     return headers.get("sec-fetch-site") == "cross-site" or (
         origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    )
+
+
+def _follows_link(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser opens the page in a tab, which no script of the other site can read."""
+    return (
+        scope["method"] == "GET"
+        and scope["path"] == PAGE
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+        and "origin" not in headers
     )
 
 

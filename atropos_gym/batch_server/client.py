@@ -20,7 +20,7 @@ import httpx
 from atropos_gym.batch_server import _calls as calls
 from atropos_gym.batch_server._calls import Batch, Call
 from atropos_gym.batch_server._group_bodies import MSGPACK
-from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.batch_server._hosts import is_loopback, without_token
 from atropos_gym.batch_server._parcels import ListParcel, OneParcel, Parcel, SpooledParcel
 from atropos_gym.batch_server.spool import Spool
 from atropos_gym.errors import ConfigError, ServerError
@@ -37,16 +37,6 @@ RETRIED = (408, 425, 429)
 """Statuses below 500 that are worth another try: too slow, too early, too often."""
 
 TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
-
-
-def without_token(url: str) -> str:
-    """Returns a server's URL as it can be shown: a token in it stays secret.
-
-    Example:
-        >>> without_token("http://x:TOKEN@host:8000/")
-        'http://host:8000'
-    """
-    return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
 def _too_full(error: ServerError) -> ServerError:

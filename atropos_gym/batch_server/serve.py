@@ -26,7 +26,7 @@ from atropos_gym.batch_server.access import TOKEN_VARIABLE, Access
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store
-from atropos_gym.errors import ConfigError, ServerError
+from atropos_gym.errors import ConfigError, MissingData, ServerError
 
 __all__ = ["ServerProcess", "open_store", "serve", "state_file"]
 
@@ -99,6 +99,7 @@ def serve(
 
     def announce() -> None:
         (ready or _print_ready)(url)
+        _tell_systemd(f"READY=1\nSTATUS={READY}{url}")
         if ready_file is not None:
             temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
             temporary.write_text(url + "\n")
@@ -140,6 +141,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops to answer."""
+        _tell_systemd("STOPPING=1")
         self._on_stopping()
         await super().shutdown(sockets=sockets)
 
@@ -175,6 +177,16 @@ def open_store(
     if store.recovered:
         print(f"{RESUMED}{where}: {store.recovered} (--fresh starts anew)", flush=True)
     return store
+
+
+def _tell_systemd(state: str) -> None:
+    """Tells a supervisor of ``Type=notify`` how things are, where there is one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return
+    # A supervisor that does not listen is no reason to stop.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, contextlib.suppress(OSError):
+        channel.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def _print_ready(url: str) -> None:
@@ -215,6 +227,7 @@ class ServerProcess:
         port: 0 takes a free one.
         store: ``"memory"``, or the path of a file.
         soft_groups: so many groups may be queued before posts are held; see :class:`Limits`.
+        tokenizer: name or folder of what the dashboard shows ids with; by number by default.
         timeout: seconds within which it must answer.
 
     Attributes:
@@ -228,6 +241,7 @@ class ServerProcess:
         *,
         store: str | Path = "memory",
         soft_groups: int | None = None,
+        tokenizer: str | Path | None = None,
         timeout: float = 60.0,
     ) -> None:
         command = [
@@ -240,6 +254,7 @@ class ServerProcess:
             str(store),
             "--until-stdin-closes",
             *(() if soft_groups is None else ("--soft-groups", str(soft_groups))),
+            *(() if tokenizer is None else ("--tokenizer", str(tokenizer))),
         ]
         # A session of its own: Ctrl-C at a terminal is for the parent, which then stops the server. Were the
         # parent killed, its end of the pipe would close, and the server would see that.
@@ -304,6 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="forget what is in the file")
     parser.add_argument("--fsync", action="store_true", help="survive a power failure too")
     parser.add_argument("--soft-groups", type=int, help="so many groups are queued before posts are held")
+    parser.add_argument("--tokenizer", help="what the dashboard shows ids with, by name or folder")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_stdin_closes:
@@ -311,8 +327,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         store = partial(open_store, options.store, fresh=options.fresh, fsync=options.fsync)
         limits = Limits(**({} if options.soft_groups is None else {"soft_groups": options.soft_groups}))
-        serve(options.host, options.port, store=store, limits=limits, access=Access.find())
-    except ConfigError as error:
+        serve(
+            options.host,
+            options.port,
+            store=store,
+            limits=limits,
+            access=Access.find(),
+            tokenizer=options.tokenizer,
+        )
+    except (ConfigError, MissingData) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -118,7 +118,7 @@ class Training:
         with self._phase("GRPO"), ExitStack() as parts:
             update = parts.enter_context(self.show.bar("GRPO", config.updates))
             if config.own_server:
-                server = parts.enter_context(ServerProcess())
+                server = parts.enter_context(ServerProcess(tokenizer=model.tokenizer.name))
                 model.server = server.url
                 parts.enter_context(self._service(server.url))
             elif config.server is not None:

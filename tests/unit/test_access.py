@@ -12,7 +12,7 @@ from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
 from atropos_gym.batch_server import create_app
 from atropos_gym.batch_server.access import Access
-from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
+from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient, without_token
 from atropos_gym.batch_server.serve import serve
 from atropos_gym.errors import ConfigError, ServerError
 
@@ -150,6 +150,48 @@ def test_other_machines_need_a_token_or_the_word() -> None:
         serve("0.0.0.0", 0)
 
 
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+def test_a_link_on_another_page_leads_to_the_dashboard(server: LocalServer) -> None:
+    """Its reader still needs the token; no script of that page sees what it shows."""
+    assert server.call("GET", "/dashboard", headers={**LINK, **basic(TOKEN)}).status_code == 200
+    assert server.call("GET", "/dashboard", headers=LINK).status_code == 401
+    open_server = LocalServer()
+    page = open_server.call("GET", "/dashboard", headers=LINK)
+    assert page.status_code == 200
+    assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "changes"),
+    [
+        ("GET", "/reset_data", {}),
+        ("GET", "/batch", {}),
+        ("GET", "/status", {}),
+        ("GET", "/dashboard/data", {}),
+        ("GET", "/dashboard/trajectories", {}),
+        ("GET", "/dashboard/", {}),
+        ("GET", "/dashboard", {"Sec-Fetch-Dest": "iframe"}),
+        ("GET", "/dashboard", {"Sec-Fetch-Dest": "object"}),
+        ("GET", "/dashboard", {"Sec-Fetch-Mode": "no-cors"}),
+        ("GET", "/dashboard", {"Sec-Fetch-Mode": "cors", "Origin": "https://other.example"}),
+        ("GET", "/dashboard", {"Origin": "null"}),
+        ("POST", "/dashboard", {"Origin": "https://other.example"}),
+        ("POST", "/register", {}),
+    ],
+)
+def test_a_link_leads_nowhere_else(method: str, path: str, changes: dict[str, str]) -> None:
+    server = LocalServer()
+    assert server.call(method, path, headers={**LINK, **changes}).status_code == 403
+
+
+def test_a_link_does_not_make_up_for_the_host() -> None:
+    """After DNS rebinding the page would be of the other site."""
+    reply = LocalServer().call("GET", "/dashboard", headers={**LINK, "Host": "evil.example"})
+    assert reply.status_code == 400
+
+
 # The clients.
 
 
@@ -178,6 +220,27 @@ def test_a_client_sends_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("ATROPOS_GYM_TOKEN", "from-variable")
     assert sent("http://h:1").headers["authorization"] == "Bearer from-variable"
     assert sent("http://x:TOKEN@h:1").headers["authorization"] == basic("TOKEN")["Authorization"]
+
+
+@pytest.mark.parametrize("url", ["x:TOKEN@127.0.0.1:8000", "ftp://x:TOKEN@host", "http://x:TOKEN@"])
+def test_a_url_that_is_none_is_refused_without_its_token(url: str) -> None:
+    with pytest.raises(ConfigError, match="server must be a URL") as error:
+        BatchClient(url)
+    assert "TOKEN" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://x:TOKEN@host:8000/", "http://host:8000"),
+        ("http://:TOKEN@[::1]:8000/under", "http://[::1]:8000/under"),
+        ("https://x:TO@KEN@host", "https://host"),
+        ("http://host/a@b", "http://host/a@b"),
+        ("http://host?to=a@b", "http://host?to=a@b"),
+    ],
+)
+def test_urls_are_shown_without_tokens(url: str, shown: str) -> None:
+    assert without_token(url) == shown
 
 
 def test_both_clients_pass_the_guard(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
