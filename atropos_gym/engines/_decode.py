@@ -8,7 +8,9 @@ lengths are padded on the left. Shapes: N nodes, R samples, T columns (padding i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +92,22 @@ class TrieDecoder:
         model: a transformers causal language model in eval mode.
         plan: told each forward's versions.
         stopping: asked at each step; True ends the batch.
+        in_place: where versions change in mid-flight: a lock that is held through each step, and what is the
+            newest version then; keys and values of earlier ids stay as they were computed.
     """
 
-    def __init__(self, model: Any, plan: AdapterPlan, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        plan: AdapterPlan,
+        stopping: Callable[[], bool],
+        in_place: tuple[threading.Lock, Callable[[], int]] | None = None,
+    ) -> None:
         self._model = model
         self._plan = plan
         self._stopping = stopping
+        self._in_place = in_place
+        self._now: int | None = None  # in place: the version of the step under way
         self._device = model.get_input_embeddings().weight.device
         # transformers renames this argument during 5.x and warns about the old name.
         names = inspect.signature(model.forward).parameters
@@ -106,7 +118,9 @@ class TrieDecoder:
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Answers requests, in order."""
         prompts, of_request = _distinct_prompts(requests)
-        logits, trie = self._prefill(prompts)
+        used: list[int] = []  # in place: the version that each column of ids was drawn from
+        with self._fixed_version(used):
+            logits, trie = self._prefill(prompts)
         sample_of = np.repeat(np.arange(len(requests)), [r.n for r in requests])
         first = np.cumsum([0, *(r.n for r in requests)])
         asked = [request for request in requests for _ in range(request.n)]
@@ -145,8 +159,21 @@ class TrieDecoder:
                 raise EngineError("the engine was closed while it sampled")
             # A child is (parent, id); sorting by parent keeps equal versions together.
             child, node = np.unique(node * logits.shape[1] + drawn, return_inverse=True)
-            logits = self._step(trie, child // logits.shape[1], child % logits.shape[1])
-        return _outcomes(requests, first, np.stack(ids), np.stack(logprobs), length, stopped, failed)
+            with self._fixed_version(used):
+                logits = self._step(trie, child // logits.shape[1], child % logits.shape[1])
+        return _outcomes(requests, first, np.stack(ids), np.stack(logprobs), length, stopped, failed, used)
+
+    @contextmanager
+    def _fixed_version(self, used: list[int]) -> Iterator[None]:
+        """Within it no weights change."""
+        if self._in_place is None:
+            yield
+            return
+        lock, newest = self._in_place
+        with lock:
+            self._now = newest()
+            used.append(self._now)
+            yield
 
     def _prefill(self, prompts: list[tuple[int, tuple[int, ...]]]) -> tuple[Tensor, _Trie]:
         """Passes every distinct (version, prompt) through the model; returns logits ``[N, V]`` too."""
@@ -199,6 +226,8 @@ class TrieDecoder:
     def _forward(
         self, ids: Tensor, mask: Tensor, position: Tensor, cache: Cache, versions: NDArray[np.int64]
     ) -> Tensor:
+        if self._now is not None:  # trials (below 0) stay what they are
+            versions = np.where(versions >= 0, self._now, versions)
         self._plan.set(versions.tolist())
         self.forwards += 1
         output = self._model(
@@ -293,6 +322,7 @@ def _outcomes(
     length: NDArray[np.int64],
     stopped: NDArray[np.bool_],
     failed: NDArray[np.bool_],
+    used: Sequence[int],
 ) -> list[Outcome]:
     """Cuts the steps ``[steps, R]`` into completions."""
     id_rows, logprob_rows = ids.T.tolist(), logprobs.T.astype(np.float64).tolist()
@@ -305,15 +335,17 @@ def _outcomes(
             outcomes.append(EngineError(_why_nothing(request)))
             continue
         greedy = request.params.temperature == 0
+        moves = bool(used) and request.version >= 0
         outcomes.append(
             [
                 Completion(
                     ids=tuple(id_rows[s][: lengths[s]]),
                     logprobs=None if greedy else tuple(logprob_rows[s][: lengths[s]]),
                     finish_reason="stop" if ends[s] else "length",
-                    version=request.version,
+                    version=used[0] if moves else request.version,
                     trainable=request.trainable,
                     cut_by_context=request.cut_by_context,
+                    last_version=used[lengths[s] - 1] if moves and used[lengths[s] - 1] != used[0] else None,
                 )
                 for s in samples
             ]

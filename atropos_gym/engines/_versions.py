@@ -16,7 +16,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import get_args
 
+from atropos_gym.engines.base import SwapMode
 from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 
 __all__ = ["Hold", "ServesVersions", "VersionTable"]
@@ -71,7 +73,13 @@ class Hold:
             self._table._leave_hold(entry)
 
     async def __aenter__(self) -> Hold:
-        return self.__enter__()
+        while True:
+            await self._table.admitted()
+            try:
+                return self.__enter__()
+            except VersionExpired:
+                if not self._table.passing(self._wanted):
+                    raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -87,19 +95,28 @@ class VersionTable:
         publish_timeout: seconds that a publish waits for the oldest version's holders before it drops them.
         unload: called with a version's number once nobody uses it any more; awaited if it returns something
             to await.
+        swap: how a published version comes into force; see ``SwapMode``.
 
     Attributes:
         newest: what ``version=None`` means.
-        counters: ``published``, ``retired`` and ``version_expired`` (holders dropped).
+        counters: ``published``, ``retired`` and ``version_expired`` (holders dropped); ``announced`` with
+            ``swap="none"``.
     """
 
     def __init__(
-        self, max_live: int, publish_timeout: float, unload: Callable[[int], Awaitable[None] | None]
+        self,
+        max_live: int,
+        publish_timeout: float,
+        unload: Callable[[int], Awaitable[None] | None],
+        swap: SwapMode = "hot_swap",
     ) -> None:
         if max_live < 1:
             raise ConfigError(f"max_live_versions must be >= 1, got {max_live}")
         if not publish_timeout >= 0:
             raise ConfigError(f"publish_timeout must be >= 0 seconds, got {publish_timeout}")
+        if swap not in get_args(SwapMode):
+            raise ConfigError(f"swap must be one of {', '.join(get_args(SwapMode))}, got {swap!r}")
+        self.swap = swap
         self.max_live = max_live
         self.publish_timeout = publish_timeout
         self.counters: Counter[str] = Counter(published=0, retired=0, version_expired=0)
@@ -111,6 +128,7 @@ class VersionTable:
         self._trials = 0
         self._publishing = False
         self._publish_queue: deque[Future[None]] = deque()
+        self._gate: list[Future[None]] | None = None  # who waits for a restart to be over, while there is one
         self._closed = False
 
     @property
@@ -123,8 +141,9 @@ class VersionTable:
         """Refuses everything from now on and wakes who waits."""
         with self._lock:
             self._closed = True
-            waiters = list(self._publish_queue)
+            waiters = [*self._publish_queue, *(self._gate or ())]
             self._publish_queue.clear()
+            self._gate = None
             for entry in self._live.values():
                 waiters += entry.waiters
                 entry.waiters = []
@@ -138,6 +157,21 @@ class VersionTable:
         """Returns a hold of ``version`` (of the newest at the time of entering if None)."""
         return Hold(self, version)
 
+    async def admitted(self) -> None:
+        """Returns once no restart is under way; who holds a version need not ask."""
+        while self._gate is not None:
+            with self._lock:
+                if self._gate is None:
+                    return
+                waiter: Future[None] = Future()
+                self._gate.append(waiter)
+            await asyncio.wrap_future(waiter)
+
+    def passing(self, version: int | None) -> bool:
+        """Whether a refusal a moment ago was a restart's, so that asking again helps."""
+        with self._lock:
+            return version is None and (self._gate is not None or self.newest in self._live)
+
     def enter_requests(self, version: int | None, count: int = 1) -> int:
         """Counts ``count`` requests in and returns the version they run under."""
         with self._lock:
@@ -149,7 +183,7 @@ class VersionTable:
         """Counts answered requests out."""
         with self._lock:
             for version, count in versions.items():
-                entry = self._live[version]
+                entry = self._live[version if version in self._live else self.newest]  # moved on in place
                 entry.requests -= count
                 self._wake(entry)
 
@@ -172,6 +206,8 @@ class VersionTable:
             raise EngineError("the engine is closed")
         number = self.newest if version is None else version
         entry = self._live.get(number)
+        if entry is None and self.swap == "in_place" and BASE <= number < self.newest:
+            return self._live[self.newest]
         if entry is not None and not (entry.retiring and entry.holders == 0):
             return entry
         if entry is not None or number in self._folders:
@@ -200,29 +236,73 @@ class VersionTable:
             EngineError: the version does not grow, or version or folder was used before for something else.
             VersionExpired: the same version was published before and is retired.
         """
+        if self.swap == "none":
+            self.counters["announced"] += 1
+            return
         folder = folder.resolve()
         await self._queue_publish()
         try:
             if self._is_published(version, folder):
                 return
-            await load()
-            try:
-                if self.max_live > 1:
-                    await self._make_room(self.max_live - 1)
-            except BaseException:
-                await self._forget(version)
-                raise
-            with self._lock:
-                if self._closed:
-                    raise EngineError("the engine is closed")
-                self._live[version] = _Entry(version, folder)
-                self._folders[version] = folder
-                self.newest = version
-                self.counters["published"] += 1
-            if self.max_live == 1:  # the only other version was the newest: switch first, then let it drain
-                await self._make_room(1)
+            if self.swap == "restart":
+                await self._replace(version, folder, load)
+            elif self.swap == "in_place":
+                await self._move_on(version, folder, load)
+            else:
+                await self._add(version, folder, load)
         finally:
             self._next_publish()
+
+    async def _add(self, version: int, folder: Path, load: Callable[[], Awaitable[None]]) -> None:
+        """``hot_swap``: beside the older ones."""
+        await load()
+        try:
+            if self.max_live > 1:
+                await self._make_room(self.max_live - 1)
+        except BaseException:
+            await self._forget(version)
+            raise
+        with self._lock:
+            self._admit(version, folder, _Entry(version, folder))
+        if self.max_live == 1:  # the only other version was the newest: switch first, then let it drain
+            await self._make_room(1)
+
+    async def _replace(self, version: int, folder: Path, load: Callable[[], Awaitable[None]]) -> None:
+        """``restart``: alone. A version that cannot be loaded leaves nothing but the base behind."""
+        with self._lock:
+            self._gate = []
+        try:
+            await self._drain(self.newest, timeout=self.publish_timeout)
+            await load()
+            with self._lock:
+                self._admit(version, folder, _Entry(version, folder))
+        finally:
+            with self._lock:
+                waiters, self._gate = self._gate or [], None
+            for waiter in waiters:
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_result(None)
+
+    async def _move_on(self, version: int, folder: Path, load: Callable[[], Awaitable[None]]) -> None:
+        """``in_place``: whoever holds or runs anything goes on under the new version."""
+        await load()
+        with self._lock:
+            old = self.newest
+            entry = self._live[old]
+            self._admit(version, folder, entry)
+            del self._live[old]
+            entry.number, entry.folder = version, folder
+        if old != BASE:
+            await self._forget(old)
+
+    def _admit(self, version: int, folder: Path, entry: _Entry) -> None:
+        """Makes a loaded version the newest; under the lock."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        self._live[version] = entry
+        self._folders[version] = folder
+        self.newest = version
+        self.counters["published"] += 1
 
     async def retire(self, version: int) -> None:
         """Admits no new holders, waits for holders and requests, unloads. Retiring twice is no error."""
@@ -334,6 +414,9 @@ class VersionTable:
                 entry.retiring -= not entry.dropped  # dropped holders cannot come back: it stays retiring
             raise
         with self._lock:
+            if version == BASE:
+                self._live[BASE] = _Entry(BASE, None)  # the base stays; who was dropped keeps the old entry
+                return
             if self._live.pop(version, None) is None:
                 return  # another retire of the same version was faster
             self.counters["retired"] += version > BASE
@@ -359,6 +442,11 @@ class ServesVersions:
     """What every engine with a ``VersionTable`` offers of it."""
 
     _versions: VersionTable
+
+    @property
+    def swap(self) -> SwapMode:
+        """How a published version comes into force."""
+        return self._versions.swap
 
     @property
     def newest(self) -> int:

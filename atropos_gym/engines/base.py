@@ -24,6 +24,7 @@ __all__ = [
     "Lane",
     "Reference",
     "SamplingParams",
+    "SwapMode",
     "sampling_trainable",
 ]
 
@@ -31,6 +32,11 @@ FinishReason = Literal["stop", "length", "abort"]
 
 #: What a request is for: engines that limit requests in flight have a limit for each.
 Lane = Literal["train", "eval"]
+
+#: How a published version comes into force. ``hot_swap``: beside the older ones, which play on until nobody
+#: holds them. ``restart``: alone: whoever plays ends first, who begins waits. ``in_place``: at once, in the
+#: middle of what runs. ``none``: never: publishing is an announcement, the engine stays as it is.
+SwapMode = Literal["hot_swap", "restart", "none", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)

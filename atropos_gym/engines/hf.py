@@ -15,7 +15,7 @@ import operator
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from atropos_gym.engines._decode import TrieDecoder
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
-from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, sampling_trainable
+from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode, sampling_trainable
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -55,6 +55,9 @@ class HFEngine(ServesVersions):
         max_live_versions: most adapter versions at a time; the base does not count.
         publish_timeout: seconds that a publish waits for the oldest version's holders before it drops them.
         seed: start of the stream that seeds requests without one; drawn from the system if None.
+        swap: how a published version comes into force. ``"hot_swap"``: beside the older ones; ``"restart"``:
+            alone, when all that plays has ended; ``"in_place"``: at the next id of whatever runs (its
+            completion says the first and the last version); ``"none"``: never, the base goes on.
 
     Attributes:
         tokenizer: what its ids mean.
@@ -88,6 +91,7 @@ class HFEngine(ServesVersions):
         max_live_versions: int = 3,
         publish_timeout: float = 600.0,
         seed: int | None = None,
+        swap: SwapMode = "hot_swap",
     ) -> None:
         if (model is None) == (base is None):
             raise ConfigError("give one of model= (a folder) and base= (a learner's tensors)")
@@ -114,10 +118,14 @@ class HFEngine(ServesVersions):
         self.max_context = context_limit(text_config, max_context)
 
         self._adapters = Adapters(network)
-        self._versions = VersionTable(max_live_versions, publish_timeout, self._adapters.unload)
+        self._between_steps = threading.Lock() if swap == "in_place" else None
+        self._versions = VersionTable(max_live_versions, publish_timeout, self._unload, swap)
         self._batcher = Batcher(self._run, self._versions.leave_requests, max_batch)
         self._decoder: TrieDecoder | None = TrieDecoder(
-            network, self._adapters.plan, lambda: self._batcher.stopping
+            network,
+            self._adapters.plan,
+            lambda: self._batcher.stopping,
+            in_place=None if self._between_steps is None else (self._between_steps, lambda: self.newest),
         )
         self._seeds = random.Random(seed)
         self._known_ids: set[tuple[int, ...]] = {()}  # stop and allowed ids that were checked already
@@ -147,7 +155,16 @@ class HFEngine(ServesVersions):
                 vocabulary; no id can be sampled; the engine is closed.
             VersionExpired: the version is no longer served.
         """
-        return await self._batcher.ask(self._admit(prompt_ids, params, n, version))
+        while True:
+            if version is None:  # who holds one plays on through a restart
+                await self._versions.admitted()
+            try:
+                request = self._admit(prompt_ids, params, n, version)
+            except VersionExpired:
+                if not self._versions.passing(version):
+                    raise
+            else:
+                return await self._batcher.ask(request)
 
     def generate_sync(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, *, version: int | None = None
@@ -253,6 +270,17 @@ class HFEngine(ServesVersions):
             self._adapters.install(version, pairs)
 
         await self._versions.publish(version, folder, load)
+
+    def _unload(self, version: int) -> Awaitable[None] | None:
+        if self._between_steps is not None:
+            return asyncio.to_thread(self._unload_between_steps, version)
+        self._adapters.unload(version)
+        return None
+
+    def _unload_between_steps(self, version: int) -> None:
+        assert self._between_steps is not None
+        with self._between_steps:  # a step under way has these weights in hand
+            self._adapters.unload(version)
 
     def publish_sync(self, version: int, adapter: str | Path) -> None:
         """``publish`` for code without an event loop; blocks the calling thread."""

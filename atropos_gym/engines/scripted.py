@@ -22,10 +22,11 @@ from atropos_gym.engines.base import (
     Lane,
     Reference,
     SamplingParams,
+    SwapMode,
     sampling_trainable,
 )
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -94,6 +95,7 @@ class ScriptedEngine(ServesVersions):
         delay: called with the number of each call; what it returns is awaited before the answer.
         faults: by number of the call, or a function of it: an exception to raise, ``"abort"`` or ``"cut"``.
         logprob: ``(prompt_ids, ids, position, version) -> logprob`` for ids of the script.
+        swap: as the hf engine's; in place, a version changes while a delay is awaited.
 
     Attributes:
         calls: every call so far, in order.
@@ -123,6 +125,7 @@ class ScriptedEngine(ServesVersions):
         delay: Callable[[int], Awaitable[object]] | None = None,
         faults: Mapping[int, Fault] | Callable[[int], Fault | None] | None = None,
         logprob: Callable[[Sequence[int], Sequence[int], int, int], float] = derived_logprob,
+        swap: SwapMode = "hot_swap",
     ) -> None:
         if not callable(script) and not isinstance(script, Mapping):
             raise ConfigError(
@@ -138,7 +141,7 @@ class ScriptedEngine(ServesVersions):
         self._delay = delay
         self._faults = faults
         self._logprob = logprob
-        self._versions = VersionTable(max_live_versions, publish_timeout, lambda version: None)
+        self._versions = VersionTable(max_live_versions, publish_timeout, lambda version: None, swap)
         self.counters: Counter[str] = self._versions.counters
 
     async def generate(
@@ -159,7 +162,15 @@ class ScriptedEngine(ServesVersions):
         """
         prompt = tuple(int(i) for i in prompt_ids)
         self._check(prompt, n)
-        number = self._versions.enter_requests(version)
+        while True:
+            if version is None:  # who holds one plays on through a restart
+                await self._versions.admitted()
+            try:
+                number = self._versions.enter_requests(version)
+                break
+            except VersionExpired:
+                if not self._versions.passing(version):
+                    raise
         try:
             return [await self._answer(prompt, params, number, lane, affinity) for _ in range(n)]
         finally:
@@ -191,11 +202,16 @@ class ScriptedEngine(ServesVersions):
         self.calls.append(Call(number, prompt, params, version, lane=lane, affinity=affinity))
         if self._delay is not None:
             await self._delay(number)
+        first = version
+        if self.swap == "in_place" and version >= 0:
+            version = self.newest
         fault = self._faults(number) if callable(self._faults) else (self._faults or {}).get(number)
         try:
             if isinstance(fault, Exception):
                 raise fault
             completion = _faulty(self._completion(prompt, params, number, version), fault)
+            if version != first:
+                completion = replace(completion, version=first, last_version=version)
         except Exception as error:
             self.calls[number] = replace(self.calls[number], outcome=error)
             raise

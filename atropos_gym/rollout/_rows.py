@@ -64,7 +64,17 @@ class RowBuilder:
         row.mask.extend(completion.ids)
         row.logprobs.extend(checked_logprobs(completion))
         cut = stop_ids.isdisjoint(completion.ids)
-        row.turns.append(Turn(start, len(row.ids), 0.0, completion.version, cut, legal_actions=legal_actions))
+        row.turns.append(
+            Turn(
+                start,
+                len(row.ids),
+                0.0,
+                completion.version,
+                cut,
+                legal_actions=legal_actions,
+                last_version=completion.last_version,
+            )
+        )
 
     def observe(
         self,

@@ -34,6 +34,8 @@ class Turn:
         cut: no end id was sampled.
         info: what the environment said of it: ``invalid`` and why, ``reward_terms``, a task's own words.
         legal_actions: what could be said in it; None where the environment does not tell.
+        last_version: of its last id, where weights changed in mid-flight and ``version`` is the first. None:
+            the same.
     """
 
     start: int
@@ -43,6 +45,7 @@ class Turn:
     cut: bool
     info: dict[str, Any] = field(default_factory=dict)
     legal_actions: list[str] | None = None
+    last_version: int | None = None
 
 
 @dataclass(slots=True)
@@ -212,7 +215,7 @@ class EpisodeGroup:
 
 def _overrides(index: int, episode: Episode, row: Row) -> dict[str, Any]:
     """Returns what the wire says of one sequence beside its ids."""
-    return {
+    overrides = {
         "episode": index,
         "turns": [[turn.start, turn.end] for turn in row.turns],
         "turn_rewards": [turn.reward for turn in row.turns],
@@ -222,6 +225,11 @@ def _overrides(index: int, episode: Episode, row: Row) -> dict[str, Any]:
         "success": episode.success,
         "end_reason": episode.end_reason,
     }
+    if any(turn.last_version is not None for turn in row.turns):  # weights changed in mid-flight
+        overrides["turn_last_versions"] = [
+            turn.version if turn.last_version is None else turn.last_version for turn in row.turns
+        ]
+    return overrides
 
 
 def _advantages(rows: list[tuple[int, Row]], scores: list[float]) -> list[list[float]]:
