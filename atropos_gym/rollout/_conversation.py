@@ -171,11 +171,18 @@ class Conversation:
         """Returns the prompt of a text or of ids that the program wrote itself, without any template.
 
         It goes on from what was said where it begins with all of it.
+
+        Raises:
+            ConfigError: it is empty, or has ids that the model has not.
         """
-        found = self._tree.text(prompt) if isinstance(prompt, str) else self._tree.ids(prompt)
-        if not found.whole():
+        if not prompt:
             raise ConfigError("the prompt is empty: a reply is sampled after at least one id")
-        return self._begin(found)
+        if isinstance(prompt, str):
+            return self._begin(self._tree.text(prompt))
+        rows = self._session.engine.tokenizer.rows
+        if wrong := [id_ for id_ in prompt if not 0 <= id_ < rows]:
+            raise ConfigError(f"the prompt has the id {wrong[0]}; those of this model lie below {rows}")
+        return self._begin(self._tree.ids(prompt))
 
     async def ask(
         self,
@@ -276,7 +283,8 @@ class Conversation:
     @property
     def trainable(self) -> bool:
         """Whether it has a reply of its own that can be trained on."""
-        return any(said.trainable is True and said.ids for said in self._own)
+        left_out = self.left_out()
+        return any(said.trainable is True and said.ids for said in self._own if said not in left_out)
 
     @property
     def segments(self) -> Counter[str]:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from atropos_gym.messages import Message, Reply, ToolCall
 from atropos_gym.parsing import parse_tool_calls
 from atropos_gym.rendering import ChatRenderer
+from atropos_gym.tokenizers.control_text import well_formed
 
 __all__ = ["ReadCalls", "ToolForm", "answer_of", "call_id", "call_text", "with_plain_arguments"]
 
@@ -136,8 +137,8 @@ def answer_of(reply: Reply, read: ReadCalls, cut: str | None = None, *, plain: b
                 "id": call.id,
                 "type": "function",
                 "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.arguments, ensure_ascii=False, default=repr),
+                    "name": well_formed(call.name),
+                    "arguments": well_formed(json.dumps(call.arguments, ensure_ascii=False, default=repr)),
                 },
             }
             for call in read.calls

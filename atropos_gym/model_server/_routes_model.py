@@ -1,0 +1,160 @@
+"""``/v1``: what programs call; they find their conversation by base URL, header or api key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from atropos_gym.model_server._desk import Desk
+from atropos_gym.model_server.answers import (
+    Answer,
+    as_events,
+    chat_answer,
+    chat_events,
+    completion_answer,
+    completion_events,
+)
+from atropos_gym.model_server.refusals import Refusal
+from atropos_gym.model_server.requests import Asking, ChatRequest, CompletionRequest
+from atropos_gym.model_server.sessions import Session
+from atropos_gym.rollout.conversation import Conversation, Prompt, Said
+
+__all__ = ["model_routes"]
+
+T = TypeVar("T")
+
+SESSION_HEADER = "x-atropos-session"
+IGNORED_HEADER = "x-atropos-ignored"
+
+Events = Callable[[Answer], Iterator[dict[str, Any]]]
+
+
+def model_routes(desk: Desk) -> APIRouter:
+    """Returns the routes, under ``/v1`` and under ``/s/SESSION/MEMBER/v1``."""
+    routes = APIRouter()
+
+    async def models(request: Request) -> Response:
+        one = {"id": desk.engine.model, "object": "model", "created": 0, "owned_by": "atropos-gym"}
+        one["max_model_len"] = desk.engine.max_context
+        wanted = request.path_params.get("model")
+        if wanted is not None and wanted != desk.engine.model:
+            raise Refusal(f"there is no model {wanted!r}, only {desk.engine.model!r}", 404, param="model")
+        return JSONResponse(one if wanted is not None else {"object": "list", "data": [one]})
+
+    async def chat(request: Request) -> Response:
+        session, member = _speaker(desk, request)
+        body = ChatRequest.model_validate_json(await request.body())
+        params, ignored = body.sampling(session.group.sampling, desk.wishes)
+        tools = body.tools or None
+        prompt = member.find(body.messages, tools)  # type: ignore[arg-type]  # checked there
+        _check_room(desk, prompt)
+
+        async def work() -> list[Said]:
+            # With tool_choice "none" the tools stay in the prompt, whose ids go on, and calls are only text.
+            readable = None if body.tool_choice == "none" else tools
+            return await member.ask(prompt, tools=readable, n=body.n, sampling=params, stop=body.stops)
+
+        said = await desk.sessions.run(session, _unless_left(request, work()))
+        answer = desk.answer("chatcmpl", said, logprobs=bool(body.logprobs), ids=bool(body.return_token_ids))
+        return _respond(session, answer, body, ignored, chat_answer, chat_events)
+
+    async def completions(request: Request) -> Response:
+        session, member = _speaker(desk, request)
+        body = CompletionRequest.model_validate_json(await request.body())
+        params, ignored = body.sampling(session.group.sampling, desk.wishes)
+        prompts = [member.find_raw(prompt) for prompt in body.prompts]
+        for prompt in prompts:
+            _check_room(desk, prompt)
+
+        async def work() -> list[Said]:
+            asked = (
+                member.ask(prompt, n=body.n, sampling=params, stop=body.stops, plain=True)
+                for prompt in prompts
+            )
+            return [said for replies in await asyncio.gather(*asked) for said in replies]
+
+        said = await desk.sessions.run(session, _unless_left(request, work()))
+        wants_logprobs = body.logprobs is not None
+        answer = desk.answer("cmpl", said, logprobs=wants_logprobs, ids=bool(body.return_token_ids))
+        return _respond(session, answer, body, ignored, completion_answer, completion_events)
+
+    for prefix in ("", "/s/{session}/{member}"):
+        routes.add_api_route(f"{prefix}/v1/models", models, methods=["GET"])
+        routes.add_api_route(f"{prefix}/v1/models/{{model:path}}", models, methods=["GET"])
+        routes.add_api_route(f"{prefix}/v1/chat/completions", chat, methods=["POST"])
+        routes.add_api_route(f"{prefix}/v1/completions", completions, methods=["POST"])
+    return routes
+
+
+def _speaker(desk: Desk, request: Request) -> tuple[Session, Conversation]:
+    """Returns who asks: by the URL, else by the header, else by the api key, both ``SESSION.MEMBER``."""
+    key = request.path_params.get("session")
+    if key is not None:
+        return desk.sessions.member(key, request.path_params["member"])
+    said = request.headers.get(SESSION_HEADER)
+    if said is None:
+        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        said = value.strip() if scheme.lower() == "bearer" else ""
+    key, _, member = said.rpartition(".")
+    if not key:
+        desk.sessions.counts["requests without a session"] += 1
+        raise Refusal(
+            "whose conversation is this? Use the base_url of a session's member, or its api_key "
+            "(POST /sessions gives both)",
+            401,
+            kind="authentication_error",
+            code="no_session",
+        )
+    return desk.sessions.member(key, member)
+
+
+def _check_room(desk: Desk, prompt: Prompt) -> None:
+    length, most = len(prompt.whole()), desk.engine.max_context
+    if length >= most:
+        raise Refusal(
+            f"This model's maximum context length is {most} tokens; the prompt has {length}",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits ``work`` for as long as somebody waits for it."""
+    task = asyncio.create_task(work)
+    left = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refusal("the client went away", 499, code="client_left")
+        return task.result()
+    finally:
+        for one in (task, left):
+            one.cancel()
+        await asyncio.wait((task, left))
+        _ = task.cancelled() or task.exception()  # nobody else asks where this request was cancelled
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _respond(
+    session: Session,
+    answer: Answer,
+    body: Asking,
+    ignored: Sequence[str],
+    whole: Callable[[Answer], dict[str, Any]],
+    events: Events,
+) -> Response:
+    """Answers at once or as a stream, and says which wishes were not followed."""
+    session.ignored.update(ignored)
+    headers = {IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
+    if body.stream:
+        stream = as_events(events(answer), answer, usage=body.wants_usage)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+    return JSONResponse(whole(answer), headers=headers)

@@ -1,0 +1,187 @@
+"""AgentCollector: runs an agent program k times from each start and makes groups of it.
+
+The program gets a base URL and an api key, does whatever it does with an OpenAI client, and returns its
+score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import httpx
+
+from atropos_gym.errors import ConfigError, ServerError
+from atropos_gym.wire import ScoredDataGroup
+
+__all__ = ["Agent", "AgentCollector", "AgentGroup"]
+
+Agent = Callable[[str, str, Any], Awaitable[float | None]]
+"""``async def agent(base_url, api_key, start) -> score``; None leaves this run out of its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGroup:
+    """What became of the runs from one start.
+
+    Attributes:
+        start: as it was given.
+        scores: of each run; None where it failed or gave none.
+        failures: what the runs raised, in order of their members.
+        group: the scored group, unless the server posts groups by itself or withheld it.
+        posted: its name at the batch server, where it was posted.
+        withheld: why there is no group.
+        report: what the server said and counted.
+    """
+
+    start: Any
+    scores: list[float | None]
+    failures: list[Exception]
+    group: ScoredDataGroup | None
+    posted: str | bool | None
+    withheld: str | None
+    report: dict[str, Any]
+
+
+class AgentCollector:
+    """Plays groups with an agent program against a model server.
+
+    Args:
+        agent: ``async def agent(base_url, api_key, start) -> score``.
+        url: of the model server.
+        group_size: runs from each start.
+        concurrency: starts that are played at a time.
+        name: of the task.
+        temperature: of sampling; None is the server's.
+        max_tokens: most ids of a reply; None is the server's.
+        deadline: seconds that one run may take; then it has failed.
+        token: opens the server's sessions, where it asks for one.
+        transport: another way to reach it, such as ``httpx.ASGITransport(app)``.
+
+    Attributes:
+        counts: groups by what became of them, failed runs by what they raised.
+
+    Example:
+        >>> async def agent(base_url, api_key, start):
+        ...     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        ...     said = await client.chat.completions.create(
+        ...         model="any", messages=[{"role": "user", "content": start}])
+        ...     return float("42" in said.choices[0].message.content)
+        >>> collector = AgentCollector(agent, server.url)  # doctest: +SKIP
+        >>> groups = await collector.collect(["What is 6 times 7?"])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        url: str,
+        *,
+        group_size: int = 8,
+        concurrency: int = 8,
+        name: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        deadline: float | None = 600.0,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if group_size < 1 or concurrency < 1:
+            raise ConfigError(f"group_size and concurrency must be >= 1, got {group_size} and {concurrency}")
+        self.counts: Counter[str] = Counter()
+        self._agent = agent
+        self._url = url.rstrip("/")
+        self._concurrency = concurrency
+        self._deadline = deadline
+        self._session = {
+            "group_size": group_size,
+            "name": name,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._options: dict[str, Any] = {
+            "base_url": self._url,
+            "headers": headers,
+            "transport": transport,
+            "timeout": None,  # a finished group may wait for its trainer
+            "trust_env": False,
+        }
+
+    async def collect(self, starts: Iterable[Any]) -> list[AgentGroup]:
+        """Plays a group from each start; in the order of the starts."""
+        places: list[tuple[int, AgentGroup]] = [one async for one in self._stream(starts)]
+        return [group for _, group in sorted(places, key=lambda one: one[0])]
+
+    async def stream(self, starts: Iterable[Any]) -> AsyncIterator[AgentGroup]:
+        """Plays a group from each start, and yields each as it is finished."""
+        async for _, group in self._stream(starts):
+            yield group
+
+    async def _stream(self, starts: Iterable[Any]) -> AsyncIterator[tuple[int, AgentGroup]]:
+        running: set[asyncio.Task[tuple[int, AgentGroup]]] = set()
+        async with httpx.AsyncClient(**self._options) as http:
+            try:
+                for place, start in enumerate(starts):
+                    running.add(asyncio.create_task(self._play(http, place, start)))
+                    while len(running) >= self._concurrency:
+                        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                        for task in done:
+                            yield task.result()
+                while running:
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        yield task.result()
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _play(self, http: httpx.AsyncClient, place: int, start: Any) -> tuple[int, AgentGroup]:
+        session = await _call(http, "POST", "/sessions", self._session)
+        path = f"/sessions/{session['id']}"
+        try:
+            runs = [self._run(member, start) for member in session["members"]]
+            ended = await asyncio.gather(*runs)
+        except BaseException:  # cancelled: what was played so far is nobody's any more
+            await asyncio.shield(http.delete(path))
+            raise
+        scores = [one if not isinstance(one, Exception) else None for one in ended]
+        failures = [one for one in ended if isinstance(one, Exception)]
+        self.counts.update(f"failed run: {type(error).__name__}" for error in failures)
+        done = await _call(http, "POST", f"{path}/finish", {"scores": scores})
+        self.counts["withheld" if done["withheld"] else "finished"] += 1
+        group = None if done["group"] is None else ScoredDataGroup.model_validate(done["group"])
+        report = {
+            name: done[name] for name in ("version", "number", "members", "counts", "ignored", "left_out")
+        }
+        return place, AgentGroup(start, scores, failures, group, done["posted"], done["withheld"], report)
+
+    async def _run(self, member: dict[str, Any], start: Any) -> float | None | Exception:
+        """Runs the program once; what it raises ends this run only."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                score = await self._agent(member["base_url"], member["api_key"], start)
+            if score is not None and not isfinite(score):
+                raise ValueError(f"a score must be a finite number or None, got {score}")
+            return None if score is None else float(score)
+        except Exception as error:
+            return error
+
+
+async def _call(http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        response = await http.request(method, path, json=body)
+    except httpx.TransportError as error:
+        reason = str(error) or type(error).__name__
+        raise ServerError(
+            f"no answer from {http.base_url}: {reason}; is it running (`atropos-gym serve-model`)?"
+        ) from error
+    told: dict[str, Any] = response.json()
+    if response.is_error:
+        message = told.get("error", {}).get("message", response.text[:200])
+        raise ServerError(f"{method} {path}: {message}", status=response.status_code)
+    return told

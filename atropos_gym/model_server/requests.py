@@ -1,0 +1,200 @@
+"""What programs ask for: the bodies of OpenAI's API as far as they mean something here, and of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from atropos_gym.engines.base import SamplingParams
+from atropos_gym.model_server.refusals import Refusal
+
+__all__ = ["Asking", "ChatRequest", "CompletionRequest", "Finish", "OpenSession", "Wishes"]
+
+Wishes = Literal["session", "request", "refuse"]
+"""Whose sampling counts: the session's (what a program asks for is ignored and counted), the request's (then
+replies that were sampled otherwise are not trained), or nobody's: the request is refused."""
+
+#: What a request may ask of sampling, and the value that changes nothing; temperature is the session's.
+_SAMPLING = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+def _one_if_null(value: Any) -> Any:
+    return 1 if value is None else value
+
+
+class Asking(BaseModel):
+    """What both ways of asking have in common; null is the same as absent."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    n: Annotated[int, BeforeValidator(_one_if_null), Field(ge=1, le=128)] = 1
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts at which a reply ends."""
+        return [self.stop] if isinstance(self.stop, str) else [word for word in self.stop or () if word]
+
+    @property
+    def most(self) -> int | None:
+        """Most ids of a reply, where the request says."""
+        return self.max_tokens
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with how many ids there were."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+    def sampling(self, session: SamplingParams, wishes: Wishes) -> tuple[SamplingParams, list[str]]:
+        """Returns how its replies are sampled, and which of its wishes are not followed.
+
+        Raises:
+            Refusal: it asks for something that cannot be trained on or not be done.
+        """
+        if self.logit_bias:
+            raise Refusal("logit_bias is not supported: leave it out", param="logit_bias")
+        most = session.max_tokens if self.most is None else min(self.most, session.max_tokens)
+        asked = {"temperature": self.temperature} | {name: getattr(self, name) for name in _SAMPLING}
+        neutral = {"temperature": session.temperature, **_SAMPLING}
+        differs = {k: v for k, v in asked.items() if v is not None and v != neutral[k]}
+        if self.top_k == 0:
+            differs.pop("top_k")  # another spelling of "off"
+        if differs and wishes == "refuse":
+            name, value = next(iter(differs.items()))
+            raise Refusal(
+                f"{name}={value} is not how this session samples ({neutral[name]}): leave it out", param=name
+            )
+        ignored = [] if wishes == "request" else [f"{name}={value:g}" for name, value in differs.items()]
+        if self.seed is not None:  # members of a group that all sample alike could not be compared
+            ignored.append("seed")
+        changes = differs if wishes == "request" else {}
+        return session.with_(max_tokens=most, **changes), ignored
+
+
+class ChatRequest(Asking):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    functions: Any = None
+
+    @property
+    def most(self) -> int | None:
+        """Most ids of a reply, where the request says."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def sampling(self, session: SamplingParams, wishes: Wishes) -> tuple[SamplingParams, list[str]]:
+        """As the parent's; refuses what only constrained decoding could keep."""
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise Refusal(
+                f"response_format {kind!r} needs constrained decoding, whose samples cannot be trained on: "
+                "ask for the form in a message",
+                param="response_format",
+            )
+        if self.tool_choice not in (None, "auto", "none"):
+            raise Refusal(
+                f"tool_choice {self.tool_choice!r} needs constrained decoding, whose samples cannot be "
+                "trained on: use 'auto' or 'none'",
+                param="tool_choice",
+            )
+        if self.functions:
+            raise Refusal("functions are not supported any more: use tools", param="functions")
+        params, ignored = super().sampling(session, wishes)
+        if self.top_logprobs:
+            ignored.append("top_logprobs")
+        if self.parallel_tool_calls is False:
+            ignored.append("parallel_tool_calls=false")
+        return params, ignored
+
+
+class CompletionRequest(Asking):
+    """Body of ``/v1/completions``; a prompt is a text, ids, or a list of those."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        if not self.prompt:
+            raise Refusal("prompt is an empty list: nothing is asked for", param="prompt")
+        return cast(Sequence[str | list[int]], self.prompt)
+
+    def sampling(self, session: SamplingParams, wishes: Wishes) -> tuple[SamplingParams, list[str]]:
+        """As the parent's."""
+        for name, value in {"echo": self.echo, "suffix": self.suffix}.items():
+            if value:
+                raise Refusal(f"{name} is not supported: leave it out", param=name)
+        if self.best_of not in (None, self.n):
+            raise Refusal("best_of is not supported: ask for n and choose", param="best_of")
+        return super().sampling(session, wishes)
+
+
+class OpenSession(BaseModel):
+    """Body of ``POST /sessions``: a group that programs are going to play.
+
+    Attributes:
+        group_size: how many members.
+        name: of the task, in the group's messages and at the batch server.
+        temperature: in place of the server's.
+        max_tokens: most ids of a reply, in place of the server's.
+        idle_seconds: after so long without a request it is given up, in place of the server's.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    group_size: Annotated[int, Field(ge=1, le=1024)]
+    name: str | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    idle_seconds: Annotated[float, Field(gt=0)] | None = None
+
+    def changes(self) -> Mapping[str, Any]:
+        """What of the sampling it sets."""
+        wanted = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+class Finish(BaseModel):
+    """Body of ``POST /sessions/ID/finish``: a score for each member, null for those that have none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scores: list[Annotated[float, Field(allow_inf_nan=False)] | None]

@@ -1,0 +1,69 @@
+"""A model server without a port, and openai's client in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from atropos_gym.engines import ScriptedEngine
+from atropos_gym.engines.base import Engine
+from atropos_gym.model_server import create_app
+
+BASE = "http://127.0.0.1"
+
+
+class Front:
+    """Speaks to a server as the trainer's side, and as programs.
+
+    Attributes:
+        app: the server.
+        http: a client of it.
+        session: the one that was opened last.
+    """
+
+    def __init__(self, app: FastAPI, http: httpx.AsyncClient) -> None:
+        self.app = app
+        self.http = http
+        self.session: dict[str, Any] = {}
+
+    async def open(self, size: int = 1, **settings: Any) -> dict[str, Any]:
+        response = await self.http.post("/sessions", json={"group_size": size, **settings})
+        assert response.status_code == 201, response.text
+        self.session = response.json()
+        return self.session
+
+    async def post(self, path: str, body: dict[str, Any], member: int = 0) -> httpx.Response:
+        return await self.http.post(f"/s/{self.session['id']}/{member}/v1{path}", json=body)
+
+    async def chat(self, messages: list[Any], member: int = 0, **body: Any) -> dict[str, Any]:
+        response = await self.post("/chat/completions", {"model": "m", "messages": messages, **body}, member)
+        assert response.status_code == 200, response.text
+        told: dict[str, Any] = response.json()
+        return told
+
+    async def finish(self, *scores: float | None) -> dict[str, Any]:
+        response = await self.http.post(f"/sessions/{self.session['id']}/finish", json={"scores": scores})
+        assert response.status_code == 200, response.text
+        told: dict[str, Any] = response.json()
+        return told
+
+
+@asynccontextmanager
+async def fronted(engine: Engine, **settings: Any) -> AsyncIterator[Front]:
+    app = create_app(engine, **settings)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http:
+        yield Front(app, http)
+        await app.state.desk.sessions.close()
+
+
+def with_front(engine: ScriptedEngine, talk: Callable[[Front], Awaitable[Any]], **settings: Any) -> Any:
+    async def inside() -> Any:
+        async with fronted(engine, **settings) as front:
+            return await talk(front)
+
+    return asyncio.run(inside())
