@@ -30,7 +30,7 @@ from atropos_gym.engines._model import build_model, check_layers, context_limit,
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
 from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode, sampling_trainable
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -214,7 +214,7 @@ class HFEngine(ServesVersions):
             self._refuse_ids(prompt, "prompt")
         room = self.max_context - len(prompt)
         if room < 1:
-            raise EngineError(
+            raise ContextFull(
                 f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a reply"
             )
         if n < 1:

@@ -26,7 +26,7 @@ from atropos_gym.engines.base import (
     sampling_trainable,
 )
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -181,7 +181,7 @@ class ScriptedEngine(ServesVersions):
             raise EngineError("the prompt is empty; an engine continues at least one id")
         self._check_ids(prompt, "prompt")
         if len(prompt) >= self.max_context:
-            raise EngineError(
+            raise ContextFull(
                 f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a reply"
             )
         if n < 1:

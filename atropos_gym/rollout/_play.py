@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from atropos_gym.engines.base import Completion, Engine, Lane, SamplingParams
-from atropos_gym.errors import EngineError, UnequalStarts, VersionExpired
+from atropos_gym.errors import ContextFull, EngineError, UnequalStarts, VersionExpired
 from atropos_gym.rollout._pool import Seat
 from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
 from atropos_gym.rollout.episode import Episode
@@ -145,7 +145,15 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                 limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
                 if limit != sampling.max_tokens:
                     sampling = sampling.with_(max_tokens=limit)
-                completion = await complete(engine, rows.prompt, sampling, version, plan, len(rewards))
+                try:
+                    completion = await complete(engine, rows.prompt, sampling, version, plan, len(rewards))
+                except ContextFull as error:  # the engine's context is smaller than the environment's
+                    if not rewards:
+                        raise EpisodeFailed("context full", str(error)) from error
+                    rows.end_here()
+                    rows.hear(env.messages)
+                    truncated, info = True, {**info, "end_reason": "max_tokens"}
+                    break
                 rows.sample(completion, stop_ids, info.get("legal_actions"))
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)

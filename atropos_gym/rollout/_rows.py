@@ -121,6 +121,16 @@ class RowBuilder:
         row.mask.extend([UNTRAINED_MASK] * (len(ids) - known))
         row.logprobs.extend([UNTRAINED_LOGPROB] * (len(ids) - known))
 
+    def end_here(self) -> None:
+        """Ends with the last sampled id: the prompt of a turn that nobody plays is taken away."""
+        row = self.rows[-1]
+        if not row.turns:
+            self.rows.pop()
+            self.rows[-1].messages.extend(row.messages)
+            return
+        end = row.turns[-1].end
+        del row.ids[end:], row.mask[end:], row.logprobs[end:]
+
     def hear(self, messages: Sequence[Message], upto: int | None = None) -> None:
         """Gives the open row the messages that no row has yet, up to an index."""
         heard = messages[self._said : upto]

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
+from atropos_gym.engines.base import Engine, SamplingParams
+from atropos_gym.engines.checks import sampling_findings
 from atropos_gym.errors import ConfigError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score, Version
@@ -108,10 +109,10 @@ class GroupCollector:
         self.sampling = sampling_for(
             self.env, sampling or SamplingParams(max_tokens=self.env.max_turn_tokens)
         )
-        trainable = sampling_trainable(self.sampling)
-        if trainable is not True:
+        if faults := sampling_findings(self.sampling):
             raise ConfigError(
-                f"sampling with {trainable} cannot be trained on: leave it out (evaluate() plays greedily)"
+                f"sampling cannot be trained on: {'; '.join(f'{f.detail} -> {f.remedy}' for f in faults)} "
+                "(evaluate() may play otherwise)"
             )
         self._accounting = Accounting()
         self._player = GroupPlayer(

@@ -198,8 +198,11 @@ def test_what_cannot_be_played_is_refused(env: Any, problem: str) -> None:
         ({"on_partial": "skip"}, "on_partial must be 'drop', 'keep' or 'retry', got 'skip'"),
         ({"deadline": 0}, "deadline must be > 0"),
         ({"filters": [lambda g: True, lambda g: True]}, "two filters are called '<lambda>'"),
-        ({"sampling": SamplingParams(max_tokens=4, temperature=0)}, "temperature=0 cannot be trained on"),
-        ({"sampling": SamplingParams(max_tokens=4, top_p=0.9)}, "top_p=0.9 cannot be trained on"),
+        ({"sampling": SamplingParams(max_tokens=4, temperature=0)}, "cannot be trained on: temperature=0"),
+        (
+            {"sampling": SamplingParams(max_tokens=4, top_p=0.9)},
+            "cannot be trained on: top_p=0.9 .* set top_p=1",
+        ),
     ],
 )
 def test_arguments_that_cannot_work_are_named(options: dict[str, Any], problem: str) -> None:

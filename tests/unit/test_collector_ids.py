@@ -25,7 +25,7 @@ from atropos_gym.engines import Completion, ScriptedEngine
 from atropos_gym.errors import CollectionFailed
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.wire import ScoredDataGroup
-from tests.unit.rollout_cases import END, Countdown, Restarting, exactly
+from tests.unit.rollout_cases import END, Countdown, Restarting, exactly, saying
 
 text_bytes = st.text(max_size=4).map(lambda text: list(text.encode("utf-8", "surrogatepass")))
 cut_characters = st.sampled_from([[0xF0, 0x9F], [0xE2, 0x82], [0xC3], [0x80, 0xBF], [0xFF]])
@@ -216,4 +216,25 @@ def test_a_wrapper_may_end_an_episode_that_goes_on_inside(history: str) -> None:
             assert all(len(row.ids) == len(row.mask) == len(row.logprobs) for row in episode.rows)
         group.to_wire()
     assert collector.report["failed"] == {}
+    collector.close()
+
+
+@pytest.mark.parametrize(("task", "most"), [(Countdown, 60), (Restarting, 45), (Restarting, 31)])
+def test_an_engine_with_too_small_a_context_truncates_the_episode(task: type[Countdown], most: int) -> None:
+    engine = saying("ja", max_context=most)
+    collector = GroupCollector(task, engine, group_size=2, options={"turns": 4})
+    [group] = collector.collect(1)
+    collector.close()
+    for episode in group.episodes:
+        assert episode.truncated and episode.end_reason == "max_tokens"
+        assert 0 < len(episode.rewards) < 4
+        for row in episode.rows:
+            assert len(row.ids) == row.turns[-1].end == len(row.mask) == len(row.logprobs)
+        assert sum(len(row.messages) for row in episode.rows) == len(episode.messages)
+
+
+def test_a_first_prompt_that_does_not_fit_fails_by_name() -> None:
+    collector = GroupCollector(Countdown, saying("ja", max_context=8), group_size=2)
+    with pytest.raises(CollectionFailed, match="context full"):
+        collector.collect(1)
     collector.close()
