@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
-from atropos_gym.cli.environment import find_env, make_env
+from atropos_gym.cli.environment import find_env, find_function, make_env
 from atropos_gym.cli.player import open_engine, with_saved_run
 from atropos_gym.cli.progress import Show
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.curriculum import Options, in_turn
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.rollout.service import EnvironmentService, Evaluation
 from atropos_gym.rollout.writers import JSONLWriter, write_html
@@ -32,21 +35,31 @@ def run(command: Command) -> int:
         _check_file(config.out)
     config = with_saved_run(command)
     env = make_env(config.env, config.env_kwargs)
-    limit = env.max_turn_tokens
+    limit, items = env.max_turn_tokens, getattr(env, "items", None)
     env.close()
+    if config.each_item and not items:
+        raise ConfigError(f"--each-item: {config.env} has no items to go through; leave it out")
+    options = in_turn(items, seed=config.seed) if config.each_item and items else None
     show = Show()
     sampling = SamplingParams(max_tokens=limit, temperature=config.temperature)
     with open_engine(config) as engine:
         if config.to is not None:
-            _serve(config, config.to, engine, sampling, show)
+            _serve(config, config.to, engine, sampling, show, options)
         else:
             assert config.out is not None
-            _write(config, config.out, engine, sampling, show)
+            _write(config, config.out, engine, sampling, show, options)
     return 0
 
 
-def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, show: Show) -> None:
-    """Serves a trainer behind a batch server until its run is finished."""
+def _serve(
+    config: Config,
+    url: str,
+    engine: Engine,
+    sampling: SamplingParams,
+    show: Show,
+    options: Options = None,
+) -> None:
+    """Serves a trainer behind a batch server until its run is finished, or SIGTERM comes."""
     service = EnvironmentService(
         find_env(config.env),
         engine,
@@ -56,6 +69,9 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
         weight=config.weight,
         min_batch_allocation=config.min_batch_allocation,
         state=config.state,
+        spool=config.spool,
+        curriculum=None if config.curriculum is None else find_function(config.curriculum),
+        options=options,
         evaluation=_evaluation(config, show),
         on_post=lambda groups: show.say(_posted(groups)),
         **_settings(config, sampling),
@@ -66,8 +82,36 @@ def _serve(config: Config, url: str, engine: Engine, sampling: SamplingParams, s
         except ServerError as error:
             show.say(f"{error}; waiting for it")
         show.say(f"{service.name}: serving the trainer at {client.url}; Ctrl-C ends it")
-    asyncio.run(service.run())
-    print(f"the trainer has finished: {service.report['posted']} groups posted")
+    why = "the trainer has finished" if asyncio.run(_to_its_end(service)) else "stopped"
+    print(f"{why}: {_summary(service.report)}")
+
+
+async def _to_its_end(service: EnvironmentService) -> bool:
+    """Serves until the trainer has finished; SIGTERM ends it sooner and in order. Returns which it was."""
+    running = asyncio.create_task(service.run())
+    told = asyncio.Event()
+
+    def stop() -> None:
+        told.set()
+        running.cancel()
+
+    with contextlib.suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not told.is_set():  # Ctrl-C
+            raise
+    return not told.is_set()
+
+
+def _summary(report: dict[str, Any]) -> str:
+    said = f"{report['posted']} groups posted"
+    if refused := sum(report["refused"].values()):
+        said += f", {refused} refused"
+    if (spool := report["spool"]) is not None and spool["waiting"]:
+        said += f", {spool['waiting']} wait in {spool['folder']}"
+    return said
 
 
 def _evaluation(config: Config, show: Show) -> Evaluation | None:
@@ -113,11 +157,14 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another place") from None
 
 
-def _write(config: Config, path: Path, engine: Engine, sampling: SamplingParams, show: Show) -> None:
+def _write(
+    config: Config, path: Path, engine: Engine, sampling: SamplingParams, show: Show, options: Options = None
+) -> None:
     """Plays the groups into a file, a round of them at a time; what was played is in it after each round."""
     collector = GroupCollector(
         find_env(config.env),
         engine,
+        options=options,
         **_settings(config, sampling),
     )
     a_round = max(1, config.concurrency // config.group_size)

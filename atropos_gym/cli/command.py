@@ -39,11 +39,24 @@ TARGETS = {
 
 #: What ``--help`` of some verbs says at the end.
 EPILOGS = {
-    "serve": "Without flags it listens on http://127.0.0.1:8000, keeps what it has accepted in a file, and "
-    "goes on from there when it is started again. A trainer registers and asks for batches; environments "
-    "register and post groups (`atropos-gym collect ID --to URL`, or any Atropos environment). GET /health "
-    "says what is wrong, GET /status how far things are, GET /metrics both for Prometheus. Ctrl-C or SIGTERM "
-    "ends it within a second; nothing that it has accepted is lost by that.",
+    "serve": """\
+Without flags it listens on http://127.0.0.1:8000, keeps what it has accepted in a file, and goes on from
+there when it is started again. A trainer registers and asks for batches; environments register and post
+groups (`atropos-gym collect ID --to URL`, or any environment of Atropos). http://127.0.0.1:8000/dashboard
+shows the run in a browser, GET /health says what is wrong, GET /metrics is for Prometheus.
+
+It runs in the foreground and prints one line once it answers. Ctrl-C or SIGTERM ends it: whoever waits is
+answered, and nothing that it has accepted is lost. A second server on the same file or port is refused.
+Under systemd: Type=notify, ExecStart=/path/to/atropos-gym serve --store /var/lib/NAME/server.sqlite""",
+    "collect": """\
+Into a file, to look at:
+  atropos-gym collect atropos/Taxi-v0 --policy runs/x --groups 4 --out taxi.html
+
+For a trainer, for days on end; started again after a crash, it goes on where it was:
+  atropos-gym collect atropos/GSM8K-v0 --policy org/model --to http://127.0.0.1:8000 \\
+      --spool spool/gsm8k --each-item --evaluate-every 50 --evaluate-split test
+
+Ctrl-C or SIGTERM ends it: it takes its leave of the server, and what is in the spool stays there.""",
 }
 
 #: Options of some verbs that are no settings of a run, with what argparse is told of each.
@@ -210,12 +223,22 @@ def _parser() -> _Parser:
             verb,
             help=line,
             description=line[0].upper() + line[1:] + ".",
+            usage=f"atropos-gym {verb}{_usage(verb)} [options]",
             epilog=EPILOGS.get(verb),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         _add_switches(sub, verb)
         _add_fields(sub, verb)
     return parser
+
+
+def _usage(verb: str) -> str:
+    """The word that is no flag, as usage shows it."""
+    if verb not in TARGETS:
+        return ""
+    word = TARGETS[verb][0]
+    return f" [{word}]" if "env" in Config.reads(verb) else f" {word}"
 
 
 def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
@@ -253,9 +276,18 @@ def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
         if name == "env_args":
             group.add_argument("--env-arg", action="append", dest=name, metavar="KEY=VALUE", help=text)
         elif field.annotation is bool:
-            group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
+            _add_switch(group, name, text, default=field.default)
         else:
-            group.add_argument(_flag(name), metavar=_metavar(name), help=f"{text} [{_shown(field.default)}]")
+            metavar, shown = about["metavar"] or _metavar(name), about["shown"] or _shown(field.default)
+            group.add_argument(_flag(name), metavar=metavar, help=f"{text} [{shown}]")
+
+
+def _add_switch(group: Any, name: str, text: str, *, default: bool) -> None:
+    """A switch that can be turned on and off; help shows the way that changes something."""
+    off = _flag(name).replace("--", "--no-", 1)
+    on_help, off_help = (f"{text} [on]", None) if default else (text, argparse.SUPPRESS)
+    group.add_argument(_flag(name), action="store_const", const=True, dest=name, help=on_help)
+    group.add_argument(off, action="store_const", const=False, dest=name, help=off_help)
 
 
 def _flag(name: str) -> str:

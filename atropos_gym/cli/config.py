@@ -10,11 +10,12 @@ import difflib
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
+from atropos_gym.batch_server._hosts import without_token
 from atropos_gym.errors import ConfigError, MissingData
 
 __all__ = ["MAIN_JOB", "VERBS", "Config", "load_yaml", "nearest", "resolve"]
@@ -33,11 +34,25 @@ VERBS = {
 }
 
 
-def _setting(default: Any, section: str, verbs: str, **constraints: Any) -> Any:
-    """A field with its section in ``--help`` and the verbs that read it."""
-    return Field(
-        default, json_schema_extra={"section": section, "verbs": list[Any](verbs.split())}, **constraints
-    )
+#: What is never written down: tokens, and those in URLs.
+TOKENS = ("token", "env_token")
+URLS = ("server", "to")
+
+
+def _setting(
+    default: Any, section: str, verbs: str, *, shown: str | None = None, metavar: str = "", **constraints: Any
+) -> Any:
+    """A field with its section in ``--help``, the verbs that read it, and how default and value are shown."""
+    extra: dict[str, Any] = {"section": section, "verbs": verbs.split(), "shown": shown, "metavar": metavar}
+    return Field(default, json_schema_extra=extra, **constraints)
+
+
+def _read_size(value: Any) -> Any:
+    return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_read_size)]
+"""Bytes, as a number or as words such as 16GiB."""
 
 
 class Config(BaseModel):
@@ -93,20 +108,35 @@ class Config(BaseModel):
     """Sampling temperature. `eval` plays greedily, or at 1 (`--no-deterministic`)."""
     common_random_numbers: bool = _setting(False, "collection", "train collect")
     """All members of a group meet the same chance after the start, not only the same start."""
-    groups: int = _setting(8, "collection", "collect", ge=1)
-    """Groups to collect into a file."""
-    out: Path | None = _setting(None, "collection", "collect")
+    each_item: bool = _setting(False, "collection", "collect")
+    """Play each item of the environment's data once a pass, in another order each time, instead of drawing
+    one by chance for each group."""
+
+    # Into a file, or to a batch server
+    out: Path | None = _setting(None, "into a file", "collect", shown="none", metavar="FILE")
     """File to write: `.jsonl`, or `.html` for a page with coloured ids."""
-    to: str | None = _setting(None, "collection", "collect")
-    """URL of a batch server: run as an environment service that posts there until the run is finished."""
-    max_batches_ahead: int = _setting(3, "collection", "collect", ge=1)
+    groups: int = _setting(8, "into a file", "collect", ge=1)
+    """Groups to collect into the file."""
+    to: str | None = _setting(None, "as a service", "collect", shown="none", metavar="URL")
+    """URL of a batch server, such as http://127.0.0.1:8000: run until the trainer there has finished, post
+    what it wants, and follow its policy. A token belongs into the variable ATROPOS_GYM_TOKEN."""
+    max_batches_ahead: int = _setting(3, "as a service", "collect", ge=1)
     """Batches that the service may be ahead of the trainer."""
-    weight: float = _setting(1.0, "collection", "collect", ge=0)
-    """What the service plays of a version's groups, relative to other services at the same server."""
-    min_batch_allocation: float | None = _setting(None, "collection", "collect", ge=0, le=1)
-    """Share of every batch that is the service's at least."""
-    state: Path | None = _setting(None, "collection", "collect")
-    """File in which the service keeps how far it is; started again with it, it goes on from there."""
+    weight: float = _setting(1.0, "as a service", "collect", ge=0)
+    """The service's share of what is played, relative to other services at the same server."""
+    min_batch_allocation: float | None = _setting(None, "as a service", "collect", shown="none", ge=0, le=1)
+    """Share of every batch, 0 to 1, that is the service's at least."""
+    state: Path | None = _setting(
+        None, "as a service", "collect", shown="service.json in the spool; none without", metavar="FILE"
+    )
+    """File in which the service keeps how far it is: next group, last evaluation, curriculum. Started again
+    with it, it goes on from there."""
+    spool: Path | None = _setting(None, "as a service", "collect", shown="none", metavar="FOLDER")
+    """Folder in which groups lie until the server has them: nothing that was played is lost or sent twice,
+    whatever is killed. What the server refuses lies in `refused/` there, with the reason."""
+    curriculum: str | None = _setting(None, "as a service", "collect", shown="none", metavar="MODULE:NAME")
+    """Function of one's own that is asked at each new step of the trainer, with the step and how the last
+    groups went, for the options with which groups begin from then on."""
 
     # Learner
     updates: int = _setting(100, "learner", "train", ge=0)
@@ -146,58 +176,71 @@ class Config(BaseModel):
     a server of the run's own."""
     own_server: bool = _setting(False, "server", "train")
     """Start a batch server of the run's own on a free loopback port and collect through it."""
-    host: str = _setting("127.0.0.1", "server", "serve")
-    """Address that the server listens on."""
-    port: int = _setting(8000, "server", "serve", ge=0, le=65535)
-    """Port that the server listens on; 0 takes a free one."""
-    insecure: bool = _setting(False, "server", "serve")
-    """Allow a `host` that other machines can reach although there is no `token`."""
-    token: str | None = _setting(None, "server", "serve")
-    """What callers must show (`Authorization: Bearer TOKEN`, or a URL such as http://x:TOKEN@host:8000);
-    null: the variable ATROPOS_GYM_TOKEN, which other users of the machine cannot see, else nothing."""
-    env_token: str | None = _setting(None, "server", "serve")
-    """A second token, good only for what environments call; null: the variable ATROPOS_GYM_ENV_TOKEN."""
-    cors_origin: str | None = _setting(None, "server", "serve")
-    """Origins of web pages that may call the server, such as https://board.example, with commas between."""
-    store: str | None = _setting(None, "server", "serve")
-    """Where the server keeps what it accepted: a file, or `memory`, which ends with the process; null: a file
-    for each port in the state directory (`~/.local/state/atropos_gym`), `memory` for port 0. What is in the
-    file is resumed."""
-    fresh: bool = _setting(False, "server", "serve")
-    """Forget what is in the store's file and start anew."""
-    fsync: bool = _setting(False, "server", "serve")
+
+    # The batch server
+    host: str = _setting("127.0.0.1", "address", "serve")
+    """Address to listen on. One that other machines can reach, such as 0.0.0.0, needs a token."""
+    port: int = _setting(8000, "address", "serve", ge=0, le=65535)
+    """Port to listen on; 0 takes a free one and prints it."""
+
+    store: str | None = _setting(
+        None, "what is kept", "serve", shown="~/.local/state/atropos_gym/server-PORT.sqlite", metavar="FILE"
+    )
+    """File in which the server keeps what it accepted, and from which it goes on when it is started again; or
+    `memory`, which ends with the process and is what `--port 0` takes."""
+    fresh: bool = _setting(False, "what is kept", "serve")
+    """Forget what is in the file and start anew."""
+    fsync: bool = _setting(False, "what is kept", "serve")
     """Wait for the disk before a group is called received: then it survives a power failure too, not only a
     crash of the server."""
+    memory_bytes: Size = _setting(2**30, "what is kept", "serve", shown="1GiB", metavar="SIZE", ge=0)
+    """So much of what is queued is held in memory; the rest lies in the file until it goes out."""
+    hard_bytes: Size | None = _setting(None, "what is kept", "serve", shown="16GiB", metavar="SIZE", ge=0)
+    """So much is kept in all; beyond it posts are refused for now (503). In memory alone it is half of the
+    machine's memory at most."""
 
-    tokenizer: str | None = _setting(None, "server", "serve")
-    """Tokenizer, by name or folder, that the page at /dashboard shows ids with; null: it shows numbers."""
+    token: str | None = _setting(None, "who may ask", "serve", shown="$ATROPOS_GYM_TOKEN, else none")
+    """What callers must show, as `Authorization: Bearer TOKEN` or in a URL such as http://x:TOKEN@host:8000.
+    Other users of the machine can see flags, but not the variable."""
+    env_token: str | None = _setting(
+        None, "who may ask", "serve", shown="$ATROPOS_GYM_ENV_TOKEN, else none", metavar="TOKEN"
+    )
+    """A second token, good only for what environments call."""
+    insecure: bool = _setting(False, "who may ask", "serve")
+    """Let other machines in without a token."""
+    cors_origin: str | None = _setting(None, "who may ask", "serve", shown="none")
+    """Web pages that may call the server, by origin, such as https://board.example, with commas between."""
 
-    # What the server allows. The defaults are right for most.
-    hold_seconds: float = _setting(60.0, "server limits", "serve", ge=0, le=240)
-    """How long a post is held while too much is queued: that slows environments down, and loses nothing."""
-    soft_groups: int | None = _setting(None, "server limits", "serve", ge=0)
-    """So many groups may be queued before posts are held; null: four batches for each environment."""
-    hard_bytes: int | None = _setting(None, "server limits", "serve", ge=0)
-    """Most bytes of groups that are kept; beyond it posts are refused for now (503). null: 16 GiB, or half of
-    the machine's memory."""
-    max_body_bytes: int = _setting(256 * 2**20, "server limits", "serve", ge=1)
+    tokenizer: str | None = _setting(None, "dashboard", "serve", shown="none: numbers", metavar="NAME")
+    """Tokenizer, by name or folder, with which the page at /dashboard shows ids as text."""
+
+    soft_groups: int | None = _setting(
+        None, "when too much is queued", "serve", shown="4 batches for each environment", ge=0
+    )
+    """So many groups may be queued before answers to posts are held back."""
+    hold_seconds: float = _setting(60.0, "when too much is queued", "serve", ge=0, le=240)
+    """How long an answer is held back, in seconds: that slows environments down, and loses nothing."""
+
+    short_batch_seconds: float = _setting(30.0, "batches", "serve", ge=0)
+    """Where no groups sum to the batch size for so many seconds, a smaller batch goes out; a trainer that
+    registers with `exact_batches` never gets one."""
+    min_wait_seconds: float = _setting(30.0, "batches", "serve", ge=0)
+    """So many seconds does a batch wait for an environment with a minimum share that sends nothing."""
+    buffer_seconds: float = _setting(60.0, "batches", "serve", ge=0)
+    """So many seconds do parts of a group wait for the missing ones."""
+    max_deliveries: int = _setting(5, "batches", "serve", ge=1)
+    """A group that was handed out so often and never acknowledged is set aside."""
+
+    env_timeout: float = _setting(120.0, "who has gone", "serve", gt=0)
+    """An environment that was silent for so many seconds counts as disconnected, until its next call."""
+    trainer_timeout: float = _setting(60.0, "who has gone", "serve", gt=0)
+    """A trainer that was silent for so many seconds may be replaced by one with other settings."""
+
+    max_body_bytes: Size = _setting(256 * 2**20, "bodies", "serve", shown="256MiB", metavar="SIZE", ge=1)
     """Largest body of a request, after inflation."""
-    foreign_masks: Literal["refuse", "keep"] = _setting("refuse", "server limits", "serve")
+    foreign_masks: Literal["refuse", "keep"] = _setting("refuse", "bodies", "serve")
     """What becomes of groups whose masks are neither -100 nor the id, such as 0 and 1: refused, or kept as
     they are, counted and shown, for a trainer that knows what they mean."""
-    short_batch_seconds: float = _setting(30.0, "server limits", "serve", ge=0)
-    """Where no groups sum to the batch size for so long, a smaller batch goes out; a trainer that registers
-    with `exact_batches` never gets one."""
-    min_wait_seconds: float = _setting(30.0, "server limits", "serve", ge=0)
-    """How long a batch waits for an environment with a minimum share that sends nothing."""
-    buffer_seconds: float = _setting(60.0, "server limits", "serve", ge=0)
-    """How long parts of a group wait for the missing ones."""
-    env_timeout: float = _setting(120.0, "server limits", "serve", gt=0)
-    """An environment that was silent for so many seconds counts as disconnected, until its next call."""
-    trainer_timeout: float = _setting(60.0, "server limits", "serve", gt=0)
-    """A trainer that was silent for so many seconds may be replaced by one with other settings."""
-    max_deliveries: int = _setting(5, "server limits", "serve", ge=1)
-    """A group that was handed out so often and never acknowledged is set aside."""
 
     # Evaluation
     episodes: int = _setting(1000, "evaluation", "train eval collect", ge=2)
@@ -206,16 +249,18 @@ class Config(BaseModel):
     """Episodes of the last evaluation; null: as many as the others."""
     eval_every: int = _setting(10, "evaluation", "train", ge=1)
     """Updates between exact values on the learning curve (Blackjack only)."""
-    evaluate_every: int | None = _setting(None, "evaluation", "collect", ge=1)
-    """Steps of the trainer between evaluations by the service; null makes none."""
-    evaluate_split: str | None = _setting(None, "evaluation", "collect")
-    """Split of the data that the service evaluates on, such as `test`; null: the one that it plays."""
+    evaluate_every: int | None = _setting(None, "evaluation", "collect", shown="none", ge=1)
+    """Steps of the trainer from one evaluation by the service to the next; none is skipped where the step
+    jumps."""
+    evaluate_split: str | None = _setting(None, "evaluation", "collect", shown="the one that it plays")
+    """Split of the data that the service evaluates on, such as `test`."""
     deterministic: bool = _setting(True, "evaluation", "eval")
     """Play greedily; `--no-deterministic` samples at temperature 1."""
 
     # Run
-    name: str | None = _setting(None, "run", "train collect")
-    """Name of the run's folder; null: the task's name and the next free number."""
+    name: str | None = _setting(None, "run", "train collect", shown="the task's name")
+    """Name of the run's folder, by default with the next free number; for `collect`, of the environment at
+    the server."""
     runs: Path = _setting(Path("runs"), "run", "train")
     """Folder that holds the runs."""
     seed: int = _setting(0, "run", "train collect eval play", ge=0)
@@ -227,13 +272,13 @@ class Config(BaseModel):
 
         Example:
             >>> Config.reads("serve")
-            ['host', 'port', 'insecure', 'token', 'env_token', 'cors_origin', 'store', 'fresh', 'fsync', ...]
+            ['host', 'port', 'store', 'fresh', 'fsync', 'memory_bytes', 'hard_bytes', 'token', ...]
         """
         return [name for name in cls.model_fields if verb in cls.about(name)["verbs"]]
 
     @classmethod
     def about(cls, name: str) -> dict[str, Any]:
-        """Returns section, verbs and description of a field."""
+        """Returns section, verbs, description, and how default and value are shown, of a field."""
         field = cls.model_fields[name]
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
@@ -245,8 +290,14 @@ class Config(BaseModel):
         return self.env_args | ({"history": self.history} if self.history is not None else {})
 
     def to_yaml(self) -> str:
-        """Returns the whole configuration as YAML, each field under its description."""
+        """Returns the whole configuration as YAML, each field under its description.
+
+        Tokens are never written down: whoever goes on has them in ``ATROPOS_GYM_TOKEN``.
+        """
         values = self.model_dump(mode="json")
+        values |= dict.fromkeys(TOKENS) | {
+            name: without_token(values[name]) for name in URLS if values[name] is not None
+        }
         lines: list[str] = []
         section = None
         for name in type(self).model_fields:
@@ -366,7 +417,8 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
             f"entropy is 0, so it cannot go to entropy_end={config.entropy_end}; give --entropy"
         )
     if config.server is not None and config.own_server:
-        raise ConfigError(f"server is {config.server!r} and own_server is true; leave one of them out")
+        shown = without_token(config.server)
+        raise ConfigError(f"server is {shown!r} and own_server is true; leave one of them out")
     return config
 
 
@@ -377,4 +429,4 @@ def _one_line(error: ValidationError, flags: Mapping[str, Any], file: Path | Non
     said = f"--{name.replace('_', '-')}" if name in flags else f"{file}: {name}" if file else name
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{said}: {message}, got {first['input']!r}"
+    return f"{said}: {message}" + ("" if name in (*TOKENS, *URLS) else f", got {first['input']!r}")

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -16,7 +16,7 @@ from atropos_gym.errors import AtroposError, ConfigError
 from atropos_gym.rollout._registered import check_id
 from atropos_gym.text_env import TextEnv
 
-__all__ = ["find_env", "make_env", "short_name"]
+__all__ = ["find_env", "find_function", "make_env", "short_name"]
 
 
 def find_env(name: str) -> str | type[TextEnv]:
@@ -73,6 +73,25 @@ def make_env(name: str, kwargs: Mapping[str, Any]) -> TextEnv:
             f"wrap it with GymTextEnv, or take one of {', '.join(ENVIRONMENTS)}"
         )
     return env
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Returns what ``module:name`` names; a class is called without arguments.
+
+    Raises:
+        ConfigError: there is no such module or name, or nothing that can be called.
+    """
+    module, _, word = name.partition(":")
+    if not module or not word.isidentifier():
+        raise ConfigError(f"{name!r} must be module:name, such as my_tasks:harder")
+    found = getattr(_module(module, name), word, None)
+    if isinstance(found, type):
+        found = found()
+    if not callable(found):
+        what = f"has no {word!r}" if found is None else f"has {word!r}, which cannot be called"
+        raise ConfigError(f"{name!r}: the module {module!r} {what}")
+    function: Callable[..., Any] = found
+    return function
 
 
 def short_name(name: str) -> str:

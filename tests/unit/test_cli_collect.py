@@ -43,6 +43,39 @@ def test_without_a_word_about_it_there_is_no_evaluation_and_no_state(monkeypatch
     assert service._evaluation is None and service._position.next_number == 0
 
 
+def test_spool_items_and_curriculum(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_lessons.py").write_text(
+        "from atropos_gym.text_env import TextEnv, Feedback\n"
+        "def harder(step, progress): return {'level': step}\n"
+        "class Ladder:\n"
+        "    def __call__(self, step, progress): return {}\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--spool", str(tmp_path / "spool"), "--curriculum", "my_lessons:harder"]
+    service = service_of(monkeypatch, *words)
+    assert service._lessons.reached(3) and service._lessons.options(0) == {"level": 3}
+    service._position.posted([4])
+    assert (tmp_path / "spool" / "service.json").exists()
+    assert service_of(monkeypatch, "--curriculum", "my_lessons:Ladder")._lessons.reached(0)
+    for name, match in (
+        ("harder", "must be module:name, such as my_tasks:harder"),
+        ("my_lessons:number", "has 'number', which cannot be called"),
+        ("my_lessons:nothing", "has no 'nothing'"),
+        ("no_such_module:harder", "cannot be imported from"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            service_of(monkeypatch, "--curriculum", name)
+
+
+def test_items_are_gone_through_only_where_there_are_some() -> None:
+    command = parse(["collect", "--out", "x.html", "--policy", "x", "--each-item"])
+    assert command is not None
+    with pytest.raises(ConfigError, match="--each-item: atropos/Blackjack-v0 has no items to go through"):
+        collect.run(command)
+
+
 def test_evaluation_share_and_state(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

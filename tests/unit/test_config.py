@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atropos_gym.cli.command import parse
 from atropos_gym.cli.config import MAIN_JOB, VERBS, Config, load_yaml, resolve
+from atropos_gym.cli.folder import RunFolder
 from atropos_gym.errors import ConfigError, MissingData
 
 
@@ -120,6 +121,51 @@ def test_each_field_is_a_flag_of_the_verbs_that_read_it(verb: str) -> None:
     command = parse(words)
     assert command is not None
     assert command.given == set(Config.reads(verb)) - ({"server"} if verb == "train" else set())
+
+
+SECRET = "s3cret"  # noqa: S105
+
+
+def test_tokens_are_never_written_down(tmp_path: Path) -> None:
+    """A run's config.yaml is read by whoever may read the run; a printed one is kept in logs."""
+    url = f"http://x:{SECRET}@gpu-1:8000"
+    config = Config(server=url, to=f"{url}/", token=SECRET, env_token=SECRET)
+    text = config.to_yaml()
+    assert SECRET not in text
+    assert "server: http://gpu-1:8000\n" in text and "to: http://gpu-1:8000\n" in text
+    folder = RunFolder.create(config.model_copy(update={"runs": tmp_path, "name": "x"}))
+    folder.save(status="running")
+    assert all(SECRET not in path.read_text() for path in folder.path.iterdir())
+    assert folder.config.server == url, "the run itself goes on with it"
+    assert RunFolder.open(folder.path).config.server == "http://gpu-1:8000"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"server: http://x:{SECRET}@h\nown_server: true",
+        f"token: [{SECRET}]",
+        f"env_token: {{a: {SECRET}}}",
+        f"server: [http://x:{SECRET}@h]",
+    ],
+)
+def test_no_error_shows_a_token(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve("train", {}, file(tmp_path, text))
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "size"), [("1000", 1000), ("64KiB", 65536), ("1.5 GiB", 3 * 2**29), ("2GB", 2 * 10**9)]
+)
+def test_sizes_are_numbers_or_words(said: str, size: int) -> None:
+    assert resolve("serve", {"hard_bytes": said}).hard_bytes == size
+
+
+@pytest.mark.parametrize("said", ["much", "-1", "1 parsec"])
+def test_a_size_that_is_none_is_named(said: str) -> None:
+    with pytest.raises(ConfigError, match="^--hard-bytes: "):
+        resolve("serve", {"hard_bytes": said})
 
 
 def test_a_switch_can_be_turned_off_and_a_value_set_to_null() -> None:

@@ -78,3 +78,28 @@ def test_help_is_for_newcomers(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(["serve", "--help"]) is None
     said = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:8000" in said and "started again" in said and "--hold-seconds" in said
+    assert said.startswith("usage: atropos-gym serve [options] ")
+    for words in (
+        "[1GiB]",
+        "[256MiB]",
+        "$ATROPOS_GYM_TOKEN",
+        "server- PORT.sqlite",
+        "Type=notify",
+        "SIGTERM",
+    ):
+        assert words in said, words
+    assert "[null]" not in said and "--no-fresh" not in said
+
+
+def test_help_of_collect_shows_both_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["collect", "--help"]) is None
+    said = capsys.readouterr().out
+    assert "usage: atropos-gym collect [ENV] [options]" in said
+    for words in ("into a file:", "as a service:", "--spool FOLDER", "--each-item", "--out taxi.html"):
+        assert words in said, words
+
+
+def test_every_limit_of_bytes_is_a_size(served: list[Any]) -> None:
+    run("--memory-bytes", "64MiB", "--hard-bytes", "1GiB", "--max-body-bytes", "1 MB")
+    limits = served[0][1]["limits"]
+    assert (limits.memory_bytes, limits.hard_bytes, limits.max_body_bytes) == (2**26, 2**30, 10**6)
