@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tight_server import TightServer, tight_server
 
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
@@ -77,17 +78,27 @@ class Load:
                     continue
                 assert batch.sequences == 4
                 client.ack(str(batch.batch_id))
-                self.used += [int(one.scores[0]) for one in batch.groups]
+                for one in batch.groups:
+                    tag = int(one.scores[0])
+                    assert one.tokens == group(tag).tokens
+                    self.used.append(tag)
 
 
-def test_kill_under_load(tmp_path: Path) -> None:
+def start(port: int, store: Path, held: str) -> ServerProcess | TightServer:
+    if held == "on disk only":
+        return tight_server(port, store, memory_bytes=0)
+    return ServerProcess(port, store=store, soft_groups=MANY)
+
+
+@pytest.mark.parametrize("held", ["in memory too", "on disk only"])
+def test_kill_under_load(tmp_path: Path, held: str) -> None:
     store = tmp_path / "store.sqlite"
     rng = random.Random(0)
     keeper = socket.socket()  # bound, not listened on: nobody else gets the port while the server is away
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keeper.bind(("127.0.0.1", 0))
     port = keeper.getsockname()[1]
-    server = ServerProcess(port, store=store, soft_groups=MANY)
+    server = start(port, store, held)
     try:
         with BatchClient(server.url) as client:
             client.register(batch_size=4, max_token_len=64)
@@ -100,7 +111,7 @@ def test_kill_under_load(tmp_path: Path) -> None:
             time.sleep(rng.uniform(0.0, 0.01))  # somewhere in the midst of what goes on
             os.kill(server.pid, signal.SIGKILL)
             server.stop()
-            server = ServerProcess(port, store=store, soft_groups=MANY)
+            server = start(port, store, held)
         load.stopping.set()
         for thread in load.threads:
             thread.join(PATIENCE)
