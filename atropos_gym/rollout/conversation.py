@@ -20,11 +20,11 @@ from atropos_gym.messages import Message, as_messages
 from atropos_gym.rendering import ChatRenderer, chat_renderer
 from atropos_gym.rollout._conversation import Conversation
 from atropos_gym.rollout._play import Start
-from atropos_gym.rollout._tree import Said, Tree
+from atropos_gym.rollout._tree import Prompt, Said, Tree
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["Conversation", "GroupSession"]
+__all__ = ["Conversation", "GroupSession", "Prompt", "Said"]
 
 
 class GroupSession:
