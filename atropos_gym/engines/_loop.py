@@ -104,10 +104,8 @@ class LoopThread:
 
 
 def _hand_over(task: asyncio.Task[T], future: Future[T]) -> None:
-    if task.cancelled():
-        future.cancel()
-        return
-    error = task.exception()
+    # A task that was cancelled though its caller still waits: the loop is being closed.
+    error = EngineError("the engine is closed") if task.cancelled() else task.exception()
     if not future.set_running_or_notify_cancel():
         return
     if error is not None:

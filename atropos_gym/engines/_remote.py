@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import orjson
 
-from atropos_gym.errors import ConfigError, EngineUnreachable
+from atropos_gym.errors import ConfigError
 
 __all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy"]
 
@@ -65,7 +65,7 @@ def _said(data: Any) -> str:
     return str(data)[:300]
 
 
-class Passing(EngineUnreachable):
+class Passing(Exception):
     """A try failed in a way that may pass.
 
     Attributes:
@@ -126,7 +126,8 @@ class Endpoint:
         transport: instead of the network, for tests.
 
     Attributes:
-        down: connections fail; set by whoever notices.
+        seen: it answered before.
+        down: connections fail; set by whoever notices, cleared by any answer.
         running: requests on their way.
 
     Raises:
@@ -138,6 +139,7 @@ class Endpoint:
     connections: int = 1024
     transport: httpx.AsyncBaseTransport | None = None
     running: int = 0
+    seen: bool = False
     down: bool = False
     _client: httpx.AsyncClient | None = field(default=None, init=False)
 
@@ -184,7 +186,7 @@ class Endpoint:
             raise Passing(message, "connection") from error
         finally:
             self.running -= 1
-        self.down = False
+        self.seen, self.down = True, False
         answer = Answer(response.status_code, response.content)
         if answer.status == 429 or answer.status >= 500:
             raise Passing(

@@ -30,6 +30,8 @@ class Traffic:
         self.running = 0
         self._requests = 0
         self._ids = 0
+        self._prompt_ids = 0
+        self._cached_ids = 0
         self._busy = 0.0  # seconds in which at least one request ran
         self._busy_since = 0.0
         self._latency = 0.0
@@ -58,6 +60,11 @@ class Traffic:
             self._latency += end - start
             self._longest = max(self._longest, end - start)
 
+    def prompt(self, ids: int, cached: int) -> None:
+        """Counts a prompt, and how much of it the server had in its prefix cache."""
+        self._prompt_ids += ids
+        self._cached_ids += cached
+
     @contextmanager
     def publishing(self) -> Iterator[None]:
         """Measures one publish, from asking to announcing."""
@@ -79,6 +86,8 @@ class Traffic:
             "queued": self.queued,
             "tokens": self._ids,
             "tokens_per_second": self._ids / busy if busy else 0.0,
+            "prompt_tokens": self._prompt_ids,
+            "cached_tokens": self._cached_ids,
             "latency_mean": self._latency / self._requests if self._requests else 0.0,
             "latency_max": self._longest,
             "retries": _sum(counters, "retry/"),

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from atropos_gym.engines._remote import Answer
 from atropos_gym.engines._vllm_adapters import load_refusal
 from atropos_gym.engines._vllm_replica import VLLMReplica
-from atropos_gym.engines.base import Reference
+from atropos_gym.engines._vllm_wire import completion_body
+from atropos_gym.engines.base import Reference, SamplingParams
 from atropos_gym.errors import EngineError
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer
@@ -34,25 +34,40 @@ GOLDENS = (
     "def f(x):\n    return x+1",
     "½ × 3 = 1.5",
 )
+_ONE_FOLDER = "give server and learner the same model folder (--model, --policy)"
 _SAMPLE = re.compile(r"^vllm:(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
 
 async def server_findings(
     replicas: Sequence[VLLMReplica],
     model: str,
+    folder: Path,
     max_context: int,
-    reference: Reference | None,
     tokenizer: Tokenizer,
+    reference: Reference | None,
 ) -> list[Finding]:
-    """Returns what was found of each replica; the numbers of several stand one after another."""
+    """Returns what was found of each replica.
+
+    Args:
+        replicas: all of them.
+        model: served name of the base model.
+        folder: that the server has it from.
+        max_context: of it.
+        tokenizer: the engine's.
+        reference: the learner's scorer, if there is one.
+    """
     findings: list[Finding] = []
     for replica in replicas:
+        findings.append(Finding("context", "ok", f"{replica.url} serves {model} with {max_context} ids"))
         try:
             findings += await _adapters(replica, reference)
-            findings += await _tokenizer(replica, tokenizer)
+            findings += await _tokenizer(replica, tokenizer, folder)
+            if reference is not None:
+                findings += await _stop_ids(replica, reference, folder)
+                findings += await _rows(replica, model, reference)
+            await replica.remember(model)
         except EngineError as error:
             findings.append(Finding("server", "wrong", str(error)))
-        findings.append(Finding("context", "ok", f"{replica.url} serves {model} with {max_context} ids"))
     return findings
 
 
@@ -63,38 +78,72 @@ async def _adapters(replica: VLLMReplica, reference: Reference | None) -> list[F
     answer = await replica.ask("POST", "/v1/load_lora_adapter", body, keep=frozenset({500}))
     if answer.status == 404 and "No adapter found" in answer.message:
         return [Finding("adapters", "ok", f"{replica.url} loads adapters while it serves")]
-    # Without a learner nothing needs adapters, and the base can be evaluated.
-    status = "note" if reference is not None and reference.rank is None else "wrong"
-    return [_refused(answer, nowhere, replica.url, status)]
+    detail, _, remedy = load_refusal(answer, nowhere.name, nowhere, replica.url).partition(": ")
+    needless = reference is not None and reference.rank is None
+    return [Finding("adapters", "note" if needless else "wrong", detail, remedy)]
 
 
-def _refused(answer: Answer, folder: Path, url: str, status: str) -> Finding:
-    detail, _, remedy = load_refusal(answer, folder.name, folder, url).partition(": ")
-    return Finding("adapters", "note" if status == "note" else "wrong", detail, remedy)
+async def _ids_of(replica: VLLMReplica, text: str) -> list[int] | None:
+    """Returns the server's ids of a text, control tokens read as such; None if it does not say."""
+    body = {"prompt": text, "add_special_tokens": False}
+    answer = await replica.ask("POST", "/tokenize", body, keep=frozenset({500}))
+    data = answer.data
+    ids = data.get("tokens") if isinstance(data, dict) and answer.status == 200 else None
+    return ids if isinstance(ids, list) else None
 
 
-async def _tokenizer(replica: VLLMReplica, tokenizer: Tokenizer) -> list[Finding]:
+async def _tokenizer(replica: VLLMReplica, tokenizer: Tokenizer, folder: Path) -> list[Finding]:
     """Whether the server's tokenizer gives our ids: its model was made for the same ones."""
     for text in GOLDENS:
-        answer = await replica.ask(
-            "POST", "/tokenize", {"prompt": text, "add_special_tokens": False}, keep=frozenset({500})
-        )
-        data = answer.data
-        theirs = data.get("tokens") if isinstance(data, dict) else None
-        if answer.status != 200 or not isinstance(theirs, list):
+        ours, theirs = tokenizer.encode(text), await _ids_of(replica, text)
+        if theirs is None:
             return [Finding("tokenizer", "note", f"{replica.url} does not say its ids (/tokenize)")]
-        ours = tokenizer.encode(text)
         if theirs != ours:
             return [
                 Finding(
                     "tokenizer",
                     "wrong",
-                    f"{text!r} is {theirs[:12]} for the server at {replica.url} and {ours[:12]} for "
+                    f"{text!r} is {theirs[:12]} for the server ({folder}) and {ours[:12]} for "
                     f"{tokenizer.name}",
-                    "give server and learner the same model folder (--model, --tokenizer)",
+                    _ONE_FOLDER,
                 )
             ]
     return [Finding("tokenizer", "ok", f"{len(GOLDENS)} texts have the same ids in {replica.url} and here")]
+
+
+async def _stop_ids(replica: VLLMReplica, reference: Reference, folder: Path) -> list[Finding]:
+    """Whether what ends a turn is one id, and the same one, on both sides."""
+    for stop_id in reference.stop_ids:
+        text = reference.tokenizer.decode([stop_id])
+        theirs = await _ids_of(replica, text) if text else None
+        if theirs is not None and theirs != [stop_id]:
+            return [
+                Finding(
+                    "stop ids",
+                    "wrong",
+                    f"{text!r} is stop id {stop_id} for the learner ({reference.tokenizer.name}) and "
+                    f"{theirs[:8]} for the server ({folder})",
+                    _ONE_FOLDER,
+                )
+            ]
+    return []
+
+
+async def _rows(replica: VLLMReplica, model: str, reference: Reference) -> list[Finding]:
+    """Whether the first id that the learner's embedding lacks is refused by the server too."""
+    params = SamplingParams(max_tokens=1)
+    body = completion_body(model, [0, reference.rows], params, 1, seed=0, max_tokens=1)
+    answer = await replica.ask("POST", "/v1/completions", body, keep=frozenset({500}))
+    if answer.status != 200:
+        return []
+    return [
+        Finding(
+            "vocabulary",
+            "wrong",
+            f"the learner has ids up to {reference.rows - 1}, and {replica.url} takes {reference.rows}",
+            _ONE_FOLDER,
+        )
+    ]
 
 
 async def read_metrics(replicas: Sequence[VLLMReplica]) -> dict[str, float]:

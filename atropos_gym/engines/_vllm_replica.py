@@ -13,12 +13,16 @@ from typing import Any
 
 from atropos_gym.engines._remote import Answer, Endpoint, Passing, RetryPolicy
 from atropos_gym.engines._vllm_adapters import already_loaded, load_refusal
-from atropos_gym.errors import EngineError, EngineUnreachable, VersionExpired
+from atropos_gym.engines._vllm_wire import completion_body, read_completions
+from atropos_gym.engines.base import Completion, SamplingParams
+from atropos_gym.errors import EngineError, EngineTimeout, EngineUnreachable, VersionExpired
 
 __all__ = ["VLLMReplica"]
 
 #: Seconds between two looks whether a server is back.
 _LONGEST_LOOK = 5.0
+#: Mean difference of logprobs, in nats, that rounding explains in any precision.
+_NOISE = 0.1
 
 
 class VLLMReplica:
@@ -27,6 +31,7 @@ class VLLMReplica:
     Args:
         endpoint: where it is.
         policy: how often a failed try is repeated.
+        timeout: seconds for an answer about models and adapters, all tries together.
         restart_timeout: seconds that requests wait for a server that was there and is gone.
         counters: shared with the engine; ``restored`` counts adapters loaded again.
 
@@ -35,15 +40,23 @@ class VLLMReplica:
     """
 
     def __init__(
-        self, endpoint: Endpoint, policy: RetryPolicy, restart_timeout: float, counters: Counter[str]
+        self,
+        endpoint: Endpoint,
+        policy: RetryPolicy,
+        counters: Counter[str],
+        *,
+        timeout: float,
+        restart_timeout: float,
     ) -> None:
         self.endpoint = endpoint
         self.adapters: dict[str, Path] = {}
         self._policy = policy
+        self._timeout = timeout
         self._restart_timeout = restart_timeout
         self._counters = counters
         self._restoring = asyncio.Lock()
-        self._waiting: asyncio.Task[bool] | None = None
+        self._sample: Completion | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -67,25 +80,46 @@ class VLLMReplica:
 
         Raises:
             EngineUnreachable: every try failed.
+            EngineTimeout: no answer in time.
         """
-        tries = 0
-        while True:
-            try:
-                return await self.endpoint.ask(method, path, body)
-            except Passing as error:
-                if error.answer is not None and error.answer.status in keep:
-                    return error.answer
-                tries += 1
-                self.note(error)
-                if tries > self._policy.retries:
-                    raise
-                await asyncio.sleep(self._policy.pause(tries, error.after))
+        failures = 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    try:
+                        return await self.endpoint.ask(method, path, body)
+                    except Passing as error:
+                        if error.answer is not None and error.answer.status in keep:
+                            return error.answer
+                        failures = await self.after(error, failures)
+        except TimeoutError as error:
+            raise EngineTimeout(f"no answer from {self.url}{path} within {self._timeout:g} s") from error
 
-    def note(self, error: Passing) -> None:
-        """Counts a failed try; a server without connections counts as down until one works."""
-        self._counters[f"retry/{error.reason}"] += 1
-        if error.reason == "connection":
+    async def after(self, error: Passing, failures: int) -> int:
+        """Waits until another try makes sense.
+
+        Args:
+            error: of the try that failed.
+            failures: before it, in a row.
+
+        Returns:
+            How many failed in a row; 0 after a server that was gone is back.
+
+        Raises:
+            EngineUnreachable: that was the last try.
+        """
+        failures += 1
+        if error.reason == "connection" and self.endpoint.seen:
             self.endpoint.down = True
+            self._watch()
+        if failures <= self._policy.retries:
+            await asyncio.sleep(self._policy.pause(failures, error.after))
+        elif self.down and await self._until_up():
+            failures = 0
+        else:
+            raise EngineUnreachable(str(error)) from error
+        self._counters[f"retry/{error.reason}"] += 1
+        return failures
 
     async def models(self) -> dict[str, dict[str, Any]]:
         """Returns what is served, base models and adapters, by name.
@@ -137,12 +171,9 @@ class VLLMReplica:
         """
         async with self._restoring:  # else one under way could load it again
             self.adapters.pop(name, None)
-            try:
-                answer = await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-            except EngineUnreachable:
-                if not self.down:
-                    raise
+            if self.down:
                 return  # a server that is gone has forgotten it
+            answer = await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         if answer.status not in (200, 404):
             raise EngineError(f"{self.url} did not unload adapter {name}: {answer.status} {answer.message}")
 
@@ -172,33 +203,65 @@ class VLLMReplica:
                     f"{self.url} was restarted as another server: it serves {', '.join(served)} with "
                     f"max_model_len {context}, wanted {model} with {max_context}"
                 )
+            await self._compare(model)
             for missing, folder in list(self.adapters.items()):
                 if missing not in served:
                     await self._load(missing, folder)
                     self._counters["restored"] += 1
 
-    async def until_up(self) -> bool:
-        """Waits, with all others, for a server that is gone; returns whether it came back in time."""
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_task(self._look())
-        return await asyncio.shield(self._waiting)
+    async def remember(self, model: str) -> None:
+        """Samples the base once, to know the server again after a restart."""
+        self._sample = await self._probe(model)
 
-    async def _look(self) -> bool:
+    async def _compare(self, model: str) -> None:
+        """Refuses a server that now gives other logprobs: started with another mode, dtype or model."""
+        if self._sample is None:
+            return
+        before, after = self._sample, await self._probe(model)
+        equal = 0
+        while before.ids[: equal + 1] == after.ids[: equal + 1] and equal < len(before.ids):
+            equal += 1
+        then, now = (sample.logprobs or () for sample in (before, after))
+        difference = sum(abs(a - b) for a, b in zip(then[:equal], now[:equal], strict=True))
+        if difference > _NOISE * equal:
+            raise EngineError(
+                f"{self.url} was restarted with other settings: the ids {list(before.ids[:equal])} had the "
+                f"logprobs {then[:equal]} and now have {now[:equal]}; start it with the same flags"
+            )
+
+    async def _probe(self, model: str) -> Completion:
+        params = SamplingParams(max_tokens=8, temperature=0.7)
+        prompt = list(range(1, 9))
+        body = completion_body(model, prompt, params, 1, seed=0x5EED, max_tokens=8)
+        answer = await self.ask("POST", "/v1/completions", body)
+        [[completion]] = read_completions(answer.data, [prompt], params, 1)
+        return completion
+
+    def _watch(self) -> asyncio.Task[None]:
+        """Looks for a server that is gone until it is back; one look for all who wait."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        return self._looking
+
+    async def _look(self) -> None:
+        tries = 0
+        while self.down:
+            tries += 1
+            await asyncio.sleep(min(self._policy.pause(tries, None), _LONGEST_LOOK))
+            try:
+                async with asyncio.timeout(_LONGEST_LOOK):
+                    await self.endpoint.ask("GET", "/health")  # an answer clears `down`
+            except (Passing, TimeoutError):
+                continue
+
+    async def _until_up(self) -> bool:
+        """Waits for a server that is gone; returns whether it came back in time."""
         try:
             async with asyncio.timeout(self._restart_timeout):
-                tries = 0
-                while True:
-                    try:
-                        if (await self.endpoint.ask("GET", "/health")).status == 200:
-                            return True
-                    except Passing:
-                        pass
-                    tries += 1
-                    await asyncio.sleep(min(self._policy.pause(tries, None), _LONGEST_LOOK))
+                await asyncio.shield(self._watch())
         except TimeoutError:
             return False
-        finally:
-            self._waiting = None
+        return True
 
     async def until_resumed(self) -> None:
         """Waits while the server says that generation is paused; one without that route queues requests."""
@@ -213,8 +276,8 @@ class VLLMReplica:
 
     async def close(self) -> None:
         """Unloads what is still loaded, as far as the server lets us, and closes the connections."""
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         for name in list(self.adapters):
             if not self.down:
                 await self._leave(name)

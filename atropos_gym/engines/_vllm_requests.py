@@ -10,11 +10,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from atropos_gym.engines._remote import Answer, Passing, RetryPolicy
 from atropos_gym.engines._traffic import Traffic
 from atropos_gym.engines._vllm_replica import VLLMReplica
-from atropos_gym.engines._vllm_wire import completion_body, fresh_seed, read_completions
+from atropos_gym.engines._vllm_wire import cached_ids, completion_body, fresh_seed, read_completions
 from atropos_gym.engines.base import Completion, Lane, SamplingParams
 from atropos_gym.engines.replicas import Router
 from atropos_gym.errors import ContextFull, EngineError, EngineTimeout
@@ -29,7 +30,7 @@ class Request:
     Attributes:
         seed: of its first try; each further one derives its own.
         max_tokens: what the context leaves of ``params.max_tokens``.
-        tries: HTTP requests that were made for it.
+        attempt: how many tries may have sampled something; each has a seed of its own.
         sent: one of them is on its way.
     """
 
@@ -40,7 +41,7 @@ class Request:
     affinity: Hashable
     seed: int
     max_tokens: int
-    tries: int = 0
+    attempt: int = 0
     sent: bool = False
 
 
@@ -101,7 +102,7 @@ class Requests:
         except TimeoutError as error:
             raise EngineTimeout(
                 f"no answer within request_timeout={self._timeout} s from {self._model} "
-                f"({request.tries} tries, prompt of {len(request.prompt)} ids)"
+                f"({request.attempt + 1} tries, prompt of {len(request.prompt)} ids)"
             ) from error
         finally:
             self._lanes[request.lane].release()
@@ -115,9 +116,9 @@ class Requests:
         finished: list[Completion] = []
         rounds = 0
         while True:
-            replica, answer = await self._answer(request, name, missing)
+            replica, data = await self._answer(request, name, missing)
             [batch] = read_completions(
-                answer.data,
+                data,
                 [request.prompt],
                 request.params,
                 missing,
@@ -125,11 +126,13 @@ class Requests:
                 max_tokens=request.max_tokens,
                 rows=self._rows,
             )
+            self._traffic.prompt(len(request.prompt), cached_ids(data))
             aborted = [completion for completion in batch if completion.finish_reason == "abort"]
             finished += [completion for completion in batch if completion.finish_reason != "abort"]
             if not aborted:
                 return finished
             self._counters["aborted"] += len(aborted)
+            request.attempt += 1
             rounds += 1
             if rounds > self._policy.retries:
                 return finished + aborted
@@ -138,8 +141,8 @@ class Requests:
             missing = len(aborted)
             await asyncio.sleep(self._policy.pause(rounds, None))
 
-    async def _answer(self, request: Request, name: str, n: int) -> tuple[VLLMReplica, Answer]:
-        """Returns a 200 and who gave it, after as many tries as the policy has."""
+    async def _answer(self, request: Request, name: str, n: int) -> tuple[VLLMReplica, Any]:
+        """Returns who answered 200 and what, after as many tries as the policy has."""
         failed = restored = 0
         while True:
             replica = self._router.choose(request.affinity)
@@ -148,27 +151,20 @@ class Requests:
                 request.prompt,
                 request.params,
                 n,
-                seed=fresh_seed(request.seed, request.tries),
+                seed=fresh_seed(request.seed, request.attempt),
                 max_tokens=request.max_tokens,
             )
-            request.tries += 1
             request.sent = True
             try:
                 answer = await replica.endpoint.ask("POST", "/v1/completions", body)
                 request.sent = False
             except Passing as error:
                 request.sent = False
-                failed += 1
-                replica.note(error)
-                if failed > self._policy.retries:
-                    if not (replica.down and await replica.until_up()):
-                        raise
-                    failed = 0
-                else:
-                    await asyncio.sleep(self._policy.pause(failed, error.after))
+                request.attempt += 1
+                failed = await replica.after(error, failed)
                 continue
             if answer.status == 200:
-                return replica, answer
+                return replica, answer.data
             if _is_forgotten(answer) and name != self._model and restored <= self._policy.retries:
                 restored += 1
                 await replica.restore(name, self._model, self._max_context)

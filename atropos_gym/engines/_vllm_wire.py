@@ -15,7 +15,7 @@ from typing import Any, cast
 from atropos_gym.engines.base import Completion, FinishReason, SamplingParams, sampling_trainable
 from atropos_gym.errors import AnswerRefused
 
-__all__ = ["completion_body", "fresh_seed", "read_completions"]
+__all__ = ["cached_ids", "completion_body", "fresh_seed", "read_completions"]
 
 #: Above it a logprob is an error, below it rounding (0 is meant); the same in server and learner.
 ROUNDING = 1e-3
@@ -121,6 +121,19 @@ def read_completions(
         ]
         for number, prompt in enumerate(prompts)
     ]
+
+
+def cached_ids(data: Any) -> int:
+    """Returns how many ids of the prompt came from the prefix cache, where the server says it.
+
+    Example:
+        >>> cached_ids({"usage": {"prompt_tokens_details": {"cached_tokens": 64}}}), cached_ids({})
+        (64, 0)
+    """
+    usage = data.get("usage") if isinstance(data, dict) else None
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if type(cached) is int else 0
 
 
 def _in_order(data: Any, count: int) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ replica that has their earlier turns in its prefix cache, for as long as it can 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -56,6 +56,7 @@ class Router(Generic[R]):
         if not replicas:
             raise ConfigError("an engine needs at least one URL")
         self.replicas = tuple(replicas)
+        self._given: Counter[int] = Counter()  # of equally loaded ones the one that got fewest
         self._home: OrderedDict[Hashable, R] = OrderedDict()
 
     def choose(self, affinity: Hashable = None) -> R:
@@ -65,7 +66,8 @@ class Router(Generic[R]):
         home = self._home.get(affinity) if affinity is not None else None
         up = [replica for replica in self.replicas if not replica.down]
         if home is None or (home.down and up):
-            home = min(up or self.replicas, key=lambda replica: replica.running)
+            home = min(up or self.replicas, key=lambda replica: (replica.running, self._given[id(replica)]))
+            self._given[id(home)] += 1
         if affinity is not None:
             self._home[affinity] = home
             self._home.move_to_end(affinity)

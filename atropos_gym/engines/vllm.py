@@ -27,7 +27,7 @@ from atropos_gym.engines._vllm_replica import VLLMReplica
 from atropos_gym.engines._vllm_requests import Request, Requests
 from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams
 from atropos_gym.engines.replicas import Router
-from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, EngineTimeout, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from atropos_gym.engines.launch import VLLMServer
 
 __all__ = ["VLLMEngine"]
+
+
+#: Seconds for what a server says of itself at the start.
+_CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,12 @@ class VLLMEngine(ServesVersions):
             Endpoint(one, api_key, connections=sum(limits.values()) + 8, transport=transport) for one in urls
         ]
         self._router = Router(
-            [VLLMReplica(endpoint, policy, restart_timeout, self.counters) for endpoint in endpoints]
+            [
+                VLLMReplica(
+                    endpoint, policy, self.counters, timeout=request_timeout, restart_timeout=restart_timeout
+                )
+                for endpoint in endpoints
+            ]
         )
         self.traffic = Traffic()
         self._thread = LoopThread(f"vllm-{self._router.replicas[0].url}")
@@ -169,7 +178,11 @@ class VLLMEngine(ServesVersions):
     async def _connect(self, wanted: str | None) -> _Served:
         """Asks every replica what it serves; they must agree."""
         replicas = self._router.replicas
-        first, *others = [_base_model(await one.models(), wanted, one.url) for one in replicas]
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                first, *others = [_base_model(await one.models(), wanted, one.url) for one in replicas]
+        except TimeoutError as error:
+            raise EngineTimeout(f"no server says what it serves within {_CONNECT_SECONDS:g} s") from error
         for replica, served in zip(replicas[1:], others, strict=True):
             if (served.name, served.max_context) != (first.name, first.max_context):
                 raise ConfigError(
@@ -269,12 +282,12 @@ class VLLMEngine(ServesVersions):
             self._versions.leave_requests(Counter((version,)))
 
         def done(task: asyncio.Task[list[Completion]]) -> None:
-            if task.cancelled() and request.sent:
+            if request.sent:  # its caller is gone or its deadline past, and the server still at it
                 self._thread.loop.call_later(self._cancel_grace, leave)
             else:
                 leave()
 
-        name = self._names.get(version, self.model) if version else self.model
+        name = self._names[version] if version else self.model
         work = self._requests.complete(request, name, version)
         try:
             future = self._thread.submit(work, done)
@@ -337,22 +350,20 @@ class VLLMEngine(ServesVersions):
     async def _load_everywhere(self, name: str, folder: Path) -> None:
         """Loads into all replicas; one that is gone gets it when it is back, if another one has it."""
         replicas = self._router.replicas
+        present = [replica for replica in replicas if not replica.down] or replicas
         results = await asyncio.gather(
-            *(replica.load(name, folder) for replica in replicas), return_exceptions=True
+            *(replica.load(name, folder) for replica in present), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
-        if not failures:
-            return
-        absent = [replica for replica, result in zip(replicas, results, strict=True) if result is not None]
-        if len(absent) < len(replicas) and all(replica.down for replica in absent):
-            for replica in absent:
-                replica.adapters[name] = folder
-                self.counters["published_without_replica"] += 1
-            return
+        if failures:
+            for replica in present:
+                if name in replica.adapters:
+                    await replica.unload(name)
+            raise failures[0]
         for replica in replicas:
-            if name in replica.adapters:
-                await replica.unload(name)
-        raise failures[0]
+            if replica not in present:
+                replica.adapters[name] = folder  # restored by the first request that misses it
+                self.counters["published_without_replica"] += 1
 
     async def _unload(self, version: int) -> None:
         name = self._names.pop(version, None)
@@ -370,13 +381,13 @@ class VLLMEngine(ServesVersions):
         from atropos_gym.engines._vllm_checks import server_findings
         from atropos_gym.engines.checks import check_engine
 
-        findings = await self._thread.run(
-            server_findings(self._router.replicas, self.model, self.max_context, reference, self.tokenizer)
+        found = server_findings(
+            self._router.replicas, self.model, self._base_folder, self.max_context, self.tokenizer, reference
         )
-        return [*findings, *await check_engine(self, reference)]
+        return [*await self._thread.run(found), *await check_engine(self, reference)]
 
     def metrics(self) -> dict[str, float]:
-        """Returns requests, sampled ids a second, queue, latency, retries, losses and waits of publishing."""
+        """Returns requests, ids a second, queue, latency, cached prompts, retries, losses, publish waits."""
         return self.traffic.metrics(self.counters)
 
     async def server_metrics(self) -> dict[str, float]:

@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import httpx
 
 from atropos_gym.engines.base import Engine, SamplingParams
+from atropos_gym.engines.vllm import VLLMEngine
 from tests.tools.fake_vllm_faults import AFTER, BEFORE
 
 Script = Callable[[list[int], int, dict[str, Any]], list[int]]
@@ -85,6 +87,7 @@ class FakeVLLM:
         requests: (path, body) of all requests so far.
         gate: what ``slow`` answers wait for.
         down: connections are refused.
+        refused: how many were.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class FakeVLLM:
         self.faults: list[Fault] = []
         self.gate = asyncio.Event()
         self.down = False
+        self.refused = 0
         self.running: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self._resumed = asyncio.Event()
@@ -151,6 +155,16 @@ class FakeVLLM:
     def transport(self) -> httpx.AsyncBaseTransport:
         """Returns a transport of httpx that leads here."""
         return _Transport(self)
+
+    @contextmanager
+    def engine(self, **options: Any) -> Iterator[VLLMEngine]:
+        """Yields an engine that is connected to this server and waits for nothing; closed at the end."""
+        quick = {"tokenizer": "bytes", "retry_pause": 0.0, "cancel_grace": 0.0, "request_timeout": 60.0}
+        engine = VLLMEngine("http://fake", transport=self.transport(), **{**quick, **options})
+        try:
+            yield engine
+        finally:
+            engine.shutdown()
 
     def asked(self, path: str = "/v1/completions") -> list[dict[str, Any]]:
         """Returns the bodies of all requests to ``path``."""
@@ -489,6 +503,7 @@ class _Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._fake.down:
+            self._fake.refused += 1
             raise httpx.ConnectError("All connection attempts failed", request=request)
         try:
             return await self._inner.handle_async_request(request)

@@ -1,0 +1,125 @@
+"""Several vLLM servers behind one engine: affinity, least loaded, one that is gone and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from atropos_gym.engines.base import SamplingParams
+from atropos_gym.engines.replicas import Router
+from atropos_gym.engines.vllm import VLLMEngine
+from atropos_gym.errors import ConfigError, EngineError
+from tests.tools.fake_vllm import FakeVLLM
+from tests.tools.tiny_llama import adapter_tensors, tiny_llama, write_adapter
+
+PROMPT = [5, 6, 7]
+PARAMS = SamplingParams(max_tokens=8, seed=7)
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+class Switch(httpx.AsyncBaseTransport):
+    """Leads to a fake by host."""
+
+    def __init__(self, **fakes: FakeVLLM) -> None:
+        self.transports = {host: fake.transport() for host, fake in fakes.items()}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self.transports[request.url.host].handle_async_request(request)
+
+
+@contextmanager
+def replicas(**fakes: FakeVLLM) -> Iterator[VLLMEngine]:
+    engine = VLLMEngine(
+        [f"http://{host}" for host in fakes],
+        tokenizer="bytes",
+        transport=Switch(**fakes),
+        retry_pause=0.0,
+        cancel_grace=0.0,
+    )
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def adapter(folder: Path, seed: int = 1) -> Path:
+    return write_adapter(folder, adapter_tensors(tiny_llama(), seed=seed))
+
+
+def test_turns_of_an_episode_stay_on_one_replica() -> None:
+    a, b = FakeVLLM(), FakeVLLM()
+
+    async def main(engine: VLLMEngine) -> None:
+        for turn in range(1, 6):
+            await asyncio.gather(
+                *(engine.generate([e] * turn, PARAMS, affinity=("episode", e)) for e in range(10))
+            )
+
+    with replicas(a=a, b=b) as engine:
+        run(main(engine))
+    homes = [{body["prompt"][0] for body in fake.asked()} for fake in (a, b)]
+    assert homes[0].isdisjoint(homes[1]) and homes[0] | homes[1] == set(range(10))
+    assert homes[0] and homes[1], "both work"
+
+
+def test_a_replica_that_is_gone_and_back(tmp_path: Path) -> None:
+    a, b = FakeVLLM(), FakeVLLM()
+
+    async def main(engine: VLLMEngine) -> None:
+        await engine.publish(1, adapter(tmp_path / "v1"))
+        assert list(a.adapters) == list(b.adapters) == ["r0-v1"], "all have it before it is announced"
+        a.down = True
+        answers = await asyncio.gather(*(engine.generate(PROMPT, PARAMS, affinity=i) for i in range(10)))
+        assert all(len(completion.ids) == 8 for [completion] in answers)
+        await engine.publish(2, adapter(tmp_path / "v2", 2))
+        assert list(b.adapters) == ["r0-v1", "r0-v2"] and engine.counters["published_without_replica"] == 1
+        a.restart()
+        while engine._router.replicas[0].down:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*(engine.generate(PROMPT, PARAMS) for i in range(10)))
+        assert sorted(a.adapters) == ["r0-v1", "r0-v2"], "it got both again with its first request"
+
+    with replicas(a=a, b=b) as engine:
+        run(main(engine))
+
+
+def test_replicas_must_serve_one_model() -> None:
+    other = FakeVLLM(max_model_len=512)
+    with pytest.raises(ConfigError, match="replicas must serve one model: http://a has m with 1024"):
+        with replicas(a=FakeVLLM(), b=other):
+            pass
+
+
+def test_a_publish_that_one_replica_refuses_is_no_version(tmp_path: Path) -> None:
+    a, b = FakeVLLM(), FakeVLLM(max_lora_rank=2)
+    with replicas(a=a, b=b) as engine:
+        with pytest.raises(EngineError, match="--max-lora-rank 4"):
+            run(engine.publish(1, adapter(tmp_path / "v1")))
+        assert engine.newest == 0 and a.adapters == b.adapters == {}
+
+
+def test_the_least_loaded_gets_the_next() -> None:
+    few, many, gone = (SimpleNamespace(running=n, down=n == 0) for n in (2, 3, 0))
+    router = Router([many, few, gone])
+    assert router.choose() is few
+    assert router.choose("a") is few
+    few.running = 9
+    assert router.choose("a") is few and router.choose("b") is many
+    few.down = True
+    assert router.choose("a") is many, "it is gone: its cache too"
+    few.down, many.running = False, 10
+    assert router.choose("a") is many, "and its turns stay where they are now"
+    assert Router([gone]).choose("a") is gone, "the only one"
+    with pytest.raises(ConfigError, match="at least one URL"):
+        Router([])
