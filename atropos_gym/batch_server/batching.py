@@ -44,14 +44,16 @@ def choose(
     if not least and (prefix := _exact_prefix(sizes, total)) is not None:
         return prefix
     kinds = _kinds(sizes, owners, least or {})
-    ways = _Ways(sizes, kinds, total, dict(least or {}))
+    positions = _foremost(sizes, kinds, total)
+    ways = _Ways([(kinds[at], sizes[at]) for at in positions], total, dict(least or {}))
     if not ways.open():
         return None
     chosen: list[int] = []
     # Once a unit of some owner and size cannot be taken, no later one like it can: swapping the two would
     # have been a solution. So each kind of unit is refused once, however long the queue is.
     refused: set[tuple[Hashable, int]] = set()
-    for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+    for position in positions:
+        size, kind = sizes[position], kinds[position]
         if ways.rest == 0:
             break
         ways.pass_over(kind)
@@ -190,6 +192,20 @@ def _exact_prefix(sizes: Sequence[int], total: int) -> list[int] | None:
     return None
 
 
+def _foremost(sizes: Sequence[int], kinds: Sequence[Hashable], total: int) -> list[int]:
+    """Positions of the units that may be chosen: of each kind and size, the first as many as fit in."""
+    room: dict[tuple[Hashable, int], int] = {}
+    found = []
+    for position, unit in enumerate(zip(kinds, sizes, strict=True)):
+        left = room.get(unit)
+        if left is None:
+            left = total // unit[1]
+        if left:
+            found.append(position)
+            room[unit] = left - 1
+    return found
+
+
 def _kinds(
     sizes: Sequence[int], owners: Sequence[Hashable] | None, least: Mapping[Hashable, int]
 ) -> list[Hashable]:
@@ -205,14 +221,15 @@ _FREE = object()
 class _Ways:
     """Which sums the units that are still ahead can reach, by kind, and what is still owed."""
 
-    def __init__(
-        self, sizes: Sequence[int], kinds: Sequence[Hashable], total: int, owed: dict[Hashable, int]
-    ) -> None:
+    def __init__(self, units: Sequence[tuple[Hashable, int]], total: int, owed: dict[Hashable, int]) -> None:
         self.rest = total
         self.owed = owed
         self._limit = (1 << (total + 1)) - 1
         self._ahead: dict[Hashable, list[int]] = {kind: [1] for kind in (_FREE, *owed)}
-        for size, kind in zip(reversed(sizes), reversed(kinds), strict=True):
+        self._known: dict[
+            tuple[int, int], int
+        ] = {}  # what was combined before: with a long queue, nearly all
+        for kind, size in reversed(units):
             sums = self._ahead[kind]
             sums.append((sums[-1] | (sums[-1] << size)) & self._limit)
 
@@ -245,11 +262,32 @@ class _Ways:
 
     def _combine(self, left: int, right: int) -> int:
         """All sums of one of the left and one of the right."""
-        if left.bit_count() > right.bit_count():
-            left, right = right, left
-        combined = 0
-        while left:
-            lowest = left & -left
-            combined |= right << (lowest.bit_length() - 1)
-            left ^= lowest
-        return combined & self._limit
+        if left == 1:
+            return right
+        known = self._known.get((left, right))
+        if known is None:
+            known = self._known[left, right] = _sums(left, right) & self._limit
+        return known
+
+
+def _sums(left: int, right: int) -> int:
+    """All sums of one of the left and one of the right, as bits.
+
+    Sums that lie side by side are added as one stretch: of many sizes nearly all sums can be made.
+    """
+    if left.bit_count() > right.bit_count():
+        left, right = right, left
+    combined = at = 0
+    while left:
+        gap = (left & -left).bit_length() - 1
+        left >>= gap
+        at += gap
+        length = (~left & (left + 1)).bit_length() - 1
+        stretch, width = right, 1
+        while 2 * width <= length:
+            stretch |= stretch << width
+            width *= 2
+        combined |= (stretch | stretch << (length - width)) << at
+        left >>= length
+        at += length
+    return combined
