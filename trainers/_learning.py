@@ -14,6 +14,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import update_learning_rate
 
+from atropos_gym.errors import ConfigError
 from atropos_gym.trainers._parts import MetricsFile, Phases
 from atropos_gym.trainers._sources import GroupSource, open_local, open_server
 from atropos_gym.trainers._swap_watch import SwapWatch
@@ -58,6 +59,7 @@ def learn(
     total, callback = model._setup_learn(turns, callback, reset_num_timesteps, tb_log_name, progress_bar)
     if model.server is None:
         model.require_fit_engine()
+        _check_staleness(model, updates)
     run = _Run(model, callback, total if updates is None else None, updates, log_interval)
     source = open_local(model) if model.server is None else open_server(model, updates)
     finished = False
@@ -72,6 +74,22 @@ def learn(
         source.close(finished=finished)
         if finished and model.server is not None:
             model._run_over = True
+
+
+def _check_staleness(model: GRPO, updates: int | None) -> None:
+    """Refuses an engine whose weights never change to a learner that would drop what it says.
+
+    Raises:
+        ConfigError: with the setting that is too small.
+    """
+    if getattr(model.engine, "swap", "hot_swap") != "none":
+        return
+    last = model.version + (updates or 1) - 1
+    if last > model.max_staleness:
+        raise ConfigError(
+            f"swap='none' keeps the engine at version 0, and max_staleness={model.max_staleness} drops what "
+            f"it says once the learner is at version {last}: set max_staleness to at least {last}"
+        )
 
 
 class _Run:

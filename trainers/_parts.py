@@ -36,6 +36,7 @@ class Parts:
         tasks: what it learns.
         engine: who samples; None until it is asked for.
         owns_engine: it was made here, so it is closed here.
+        player: who plays the learner's policy where ``engine`` never changes.
         folder: where adapters, metrics and checkpoints go.
         scorer: scores rows under the current adapter.
         trie: answers of the tasks, once looked up.
@@ -50,6 +51,7 @@ class Parts:
     tasks: list[Task] = field(default_factory=list)
     engine: Any = None
     owns_engine: bool = False
+    player: Any = None
     folder: RunFolder | None = None
     scorer: Any = None
     trie: AnswerTrie | None = None

@@ -65,7 +65,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         tokenizer: Any,
         learning_rate: float | Schedule,
         temperature: float,
-        engine: str | Engine,
+        engine: str | Mapping[str, Any] | Engine,
         engine_kwargs: Mapping[str, Any] | None,
         betas: tuple[float, float],
         weight_decay: float,
@@ -100,6 +100,9 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
             seed=seed,
         )
         self.temperature = temperature
+        if isinstance(engine, Mapping):
+            engine, more = _split(engine)
+            engine_kwargs = {**more, **(engine_kwargs or {})}
         self.engine_spec = engine if isinstance(engine, str) else "given"
         self.engine_kwargs = dict(engine_kwargs or {})
         if not isinstance(engine, str):
@@ -202,29 +205,54 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
             parts.sync(parts.engine.publish(self.version, self.save_version()))
         return parts.engine
 
+    @property
+    def player(self) -> Any:
+        """The engine that plays the learner's own policy: not ``engine`` where that one never changes."""
+        parts, engine = self._parts, self.engine
+        if getattr(engine, "swap", "hot_swap") != "none":
+            return engine
+        if parts.player is None:
+            parts.player = self._make_own_engine()
+        if self.version > 0:
+            parts.sync(parts.player.publish(self.version, self.save_version()))
+        return parts.player
+
     def _make_engine(self) -> Any:
         if self.engine_spec == "hf":
-            from atropos_gym.engines.hf import HFEngine
-
-            base = self.policy.model.get_base_model()
-            return HFEngine(
-                base=self.policy.base.state_dict(),
-                config=base.config,
-                tokenizer=self.tokenizer,
-                dtype=self.dtype,
-                device=str(self.device),
-                seed=self.seed,
-                **self.engine_kwargs,
-            )
+            return self._make_own_engine(**self.engine_kwargs)
         from atropos_gym.engines import make_engine
 
         if self.engine_spec == "given":
             raise ConfigError(
                 "this learner was made with an engine object, which is not saved: pass engine= again"
             )
-        return make_engine(
-            self.engine_spec, model=self.model_name, tokenizer=self.tokenizer, **self.engine_kwargs
+        options = dict(self.engine_kwargs)
+        if self.engine_spec.partition(":")[0] == "vllm":
+            options = self._vllm_options() | options
+        return make_engine(self.engine_spec, model=self.model_name, tokenizer=self.tokenizer, **options)
+
+    def _make_own_engine(self, **options: Any) -> Any:
+        """The engine in this process, on the learner's own base tensors."""
+        from atropos_gym.engines.hf import HFEngine
+
+        base = self.policy.model.get_base_model()
+        return HFEngine(
+            base=self.policy.base.state_dict(),
+            config=base.config,
+            tokenizer=self.tokenizer,
+            dtype=self.dtype,
+            device=str(self.device),
+            seed=self.seed,
+            **options,
         )
+
+    def _vllm_options(self) -> dict[str, Any]:
+        """What a vLLM server must know of this learner."""
+        options: dict[str, Any] = {"run": self.run}
+        if ":" in self.engine_spec:  # a server that runs; its key is nothing for a checkpoint
+            return options | {"api_key": os.environ.get("VLLM_API_KEY")}
+        rank = max(8, 1 << (self.lora.rank - 1).bit_length())  # vLLM takes powers of two
+        return options | {"dtype": self.dtype, "max_lora_rank": rank, "log": self.run_folder / "vllm.log"}
 
     def reference(self) -> LearnerReference:
         """Returns what an engine is compared with: this learner's base, and adapters of its shape."""
@@ -265,7 +293,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
 
     def _sample(self, prompts: list[list[int]], deterministic: bool) -> list[list[int]]:
         """Samples one action per prompt with the current version, all as one batch of the engine."""
-        engine = self.engine
+        engine = self.player
         params = SamplingParams(
             max_tokens=self.action_space.max_length,
             temperature=0.0 if deterministic else self.temperature,
@@ -273,7 +301,7 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         )
 
         async def ask() -> list[list[int]]:
-            asked = [engine.generate(prompt, params, version=self.version) for prompt in prompts]
+            asked = [engine.generate(p, params, version=self.version, lane="eval") for p in prompts]
             return [list(answer[0].ids) for answer in await asyncio.gather(*asked)]
 
         return self._parts.sync(ask())
@@ -418,6 +446,9 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         if parts.engine is not None and parts.owns_engine:
             parts.sync(parts.engine.close())
             parts.engine = None
+        if parts.player is not None:
+            parts.sync(parts.player.close())
+            parts.player = None
         for task in parts.tasks:
             task.env.close()
         parts.sync.close()
@@ -429,3 +460,18 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _split(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns an engine's mapping as a string and further arguments.
+
+    Example:
+        >>> _split({"kind": "vllm", "url": "http://127.0.0.1:8000", "retries": 2})
+        ('vllm:http://127.0.0.1:8000', {'retries': 2})
+    """
+    more = dict(spec)
+    kind, where = more.pop("kind", None), more.pop("url", None) or more.pop("path", None)
+    if not isinstance(kind, str):
+        raise ConfigError(f"engine {dict(spec)!r} has no kind, such as 'vllm'")
+    where = where if where is None or isinstance(where, str) else ",".join(map(str, where))
+    return kind if where is None else f"{kind}:{where}", more

@@ -55,7 +55,8 @@ class GRPO(LMAlgorithm):
         temperature: of sampling.
         common_random_numbers: members of a group share all chance.
         collector_kwargs: further keywords of ``GroupCollector``.
-        engine: ``"hf"`` (in process, sharing the base weights), another spec, or an engine.
+        engine: ``"hf"`` (in process, sharing the base weights), another spec (a string or a mapping), or an
+            engine.
         engine_kwargs: further keywords of the engine.
         max_staleness: oldest version that is learned from, counted back from the newest.
         baseline: see ``advantages.group_advantages``.
@@ -121,7 +122,7 @@ class GRPO(LMAlgorithm):
         temperature: float = 1.0,
         common_random_numbers: bool = False,
         collector_kwargs: Mapping[str, Any] | None = None,
-        engine: str | Engine = "hf",
+        engine: str | Mapping[str, Any] | Engine = "hf",
         engine_kwargs: Mapping[str, Any] | None = None,
         max_staleness: int = 0,
         baseline: Baseline = "mean",
@@ -226,6 +227,8 @@ class GRPO(LMAlgorithm):
     def tests_slope(self) -> bool:
         """Whether swaps are tested."""
         engine = self._parts.engine
+        if getattr(engine, "swap", "hot_swap") == "none":
+            return False
         return self._elsewhere(engine) if self.slope_test is None else self.slope_test
 
     def require_fit_engine(self) -> None:

@@ -21,6 +21,9 @@ from atropos_gym.errors import ConfigError
 
 __all__ = ["Command", "pairs", "parse"]
 
+#: Fields that are mappings, with the flag that is given once for each of their entries.
+REPEATED = {"env_args": "--env-arg", "engine_args": "--engine-arg"}
+
 #: What some verbs are about: a word that is no flag, and what ``--help`` says of it.
 TARGETS = {
     "collect": ("ENV", "the same as --env ENV"),
@@ -273,8 +276,8 @@ def _add_fields(sub: argparse.ArgumentParser, verb: str) -> None:
         group = sections[about["section"]]
         field = Config.model_fields[name]
         text = about["description"].replace("%", "%%")
-        if name == "env_args":
-            group.add_argument("--env-arg", action="append", dest=name, metavar="KEY=VALUE", help=text)
+        if name in REPEATED:
+            group.add_argument(_flag(name), action="append", dest=name, metavar="KEY=VALUE", help=text)
         elif field.annotation is bool:
             _add_switch(group, name, text, default=field.default)
         else:
@@ -291,7 +294,7 @@ def _add_switch(group: Any, name: str, text: str, *, default: bool) -> None:
 
 
 def _flag(name: str) -> str:
-    return "--env-arg" if name == "env_args" else f"--{name.replace('_', '-')}"
+    return REPEATED.get(name) or f"--{name.replace('_', '-')}"
 
 
 def _metavar(name: str) -> str:
@@ -314,8 +317,8 @@ def _flags(spoken: argparse.Namespace) -> dict[str, Any]:
     for name, value in vars(spoken).items():
         if name not in Config.model_fields or value is None:
             continue
-        if name == "env_args":
-            flags[name] = pairs("--env-arg", value)
+        if name in REPEATED:
+            flags[name] = pairs(REPEATED[name], value)
         else:
             flags[name] = None if value == "null" else value
     return flags
@@ -337,7 +340,8 @@ def pairs(flag: str, words: Sequence[str]) -> dict[str, Any]:
 def _pair(flag: str, word: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     if not equals or not key.isidentifier():
-        example = "describe=terse" if flag == "--env-arg" else "enable_thinking=false"
+        examples = {"--env-arg": "describe=terse", "--engine-arg": "max_model_len=1024"}
+        example = examples.get(flag, "enable_thinking=false")
         raise ConfigError(f"{flag} {word!r}: expected KEY=VALUE, such as {example}")
     try:
         value = yaml.safe_load(text)
@@ -354,7 +358,7 @@ def _refuse(verb: str, word: str) -> NoReturn:
         )
     flag = word.split("=")[0]
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    name = "env_args" if name == "env_arg" else name
+    name = {"env_arg": "env_args", "engine_arg": "engine_args"}.get(name, name)
     if name in Config.model_fields and verb not in Config.about(name)["verbs"]:
         others = ", ".join(Config.about(name)["verbs"])
         raise ConfigError(f"{verb} does not read {flag}; it belongs to {others}")

@@ -81,7 +81,16 @@ class Config(BaseModel):
     adapter: Path | None = _setting(None, "policy", "collect eval")
     """LoRA adapter folder in PEFT's form, loaded on top of the policy."""
     engine: str = _setting("hf", "policy", "train collect eval")
-    """Inference engine: `hf` is in process."""
+    """Inference engine: `hf` is in process; `vllm:URL` is a vLLM server that runs (its key in the variable
+    VLLM_API_KEY); `vllm` starts one, with `vllm_python`. `atropos-gym check-engine` says what one lacks."""
+    vllm_python: Path | None = _setting(None, "policy", "train collect eval")
+    """The interpreter of vLLM's own environment, to start a server with."""
+    engine_args: dict[str, Any] = _setting({}, "policy", "train collect eval")
+    """Further arguments of the engine, such as max_model_len or train_concurrency; on the command line one
+    `--engine-arg key=value` each."""
+    swap: Literal["hot_swap", "restart", "none", "in_place"] = _setting("hot_swap", "policy", "train collect")
+    """How a new version comes into the engine: beside the older ones; alone, after all that plays has ended;
+    never; or in the middle of what runs (`hf` only)."""
     dtype: Literal["float32", "bfloat16", "float16"] = _setting("float32", "policy", "train collect eval")
     """Number format of the base weights, the same in engine and learner."""
     threads: int | None = _setting(None, "policy", "train collect eval", ge=1)
@@ -163,6 +172,14 @@ class Config(BaseModel):
     """Entropy over all ids, or over the environment's answers only."""
     sub_batches: int = _setting(1, "learner", "train", ge=1)
     """Length-sorted pieces that an update is cut into at least; less padding where rows differ in length."""
+    max_staleness: int = _setting(0, "learner", "train", ge=0)
+    """Oldest version that is learned from, counted back from the newest."""
+    engine_check: bool | None = _setting(None, "learner", "train")
+    """Try the engine before learning: ids, logprobs, temperature, an adapter; null: unless it is in this
+    process."""
+    slope_test: bool | None = _setting(None, "learner", "train")
+    """After each update test that the engine sampled with the new weights (costs a forward of the learner);
+    null: unless the engine is in this process, or unknown behind a server."""
     lora_rank: int = _setting(16, "learner", "train", ge=1)
     """Rank of the adapter."""
     lora_alpha: int = _setting(32, "learner", "train", ge=1)
@@ -289,6 +306,16 @@ class Config(BaseModel):
         """Keyword arguments of the environment, history among them where it is set."""
         return self.env_args | ({"history": self.history} if self.history is not None else {})
 
+    @property
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the engine, with what has settings of its own."""
+        kwargs = dict(self.engine_args)
+        if self.vllm_python is not None:
+            kwargs["python"] = str(self.vllm_python)
+        if self.swap != "hot_swap":
+            kwargs["swap"] = self.swap
+        return kwargs
+
     def to_yaml(self) -> str:
         """Returns the whole configuration as YAML, each field under its description.
 
@@ -387,7 +414,7 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
 
     Args:
         verb: the verb that will read the configuration.
-        flags: the fields given as flags; ``env_args`` adds to what file or preset say.
+        flags: the fields given as flags; ``env_args`` and ``engine_args`` add to what file or preset say.
         file: ``--config``.
 
     Raises:
@@ -403,9 +430,11 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
     values = dict(MAIN_JOB) if preset else {}
     from_file = load_yaml(file) if file is not None else {}
     values |= from_file
-    values |= {name: value for name, value in flags.items() if name != "env_args"}
-    if "env_args" in flags:
-        values["env_args"] = {**(values.get("env_args") or {}), **flags["env_args"]}
+    several = ("env_args", "engine_args")
+    values |= {name: value for name, value in flags.items() if name not in several}
+    for name in several:
+        if name in flags:
+            values[name] = {**(values.get(name) or {}), **flags[name]}
     if preset and "server" in flags:
         values["own_server"] = False
     try:

@@ -33,7 +33,13 @@ def open_learner(folder: RunFolder) -> GRPO:
     if checkpoint is None:
         _take_back(folder, 0)
         return _new_learner(config, folder.path)
-    model = GRPO.load(checkpoint, env=find_env(config.env), folder=folder.path)
+    model = GRPO.load(
+        checkpoint,
+        env=find_env(config.env),
+        folder=folder.path,
+        engine_spec=config.engine,
+        engine_kwargs=config.engine_kwargs,
+    )
     _take_back(folder, model._n_updates)
     return model
 
@@ -56,6 +62,10 @@ def _new_learner(config: Config, folder: Path) -> GRPO:
         temperature=config.temperature,
         common_random_numbers=config.common_random_numbers,
         engine=config.engine,
+        engine_kwargs=config.engine_kwargs,
+        engine_check=config.engine_check,
+        slope_test=config.slope_test,
+        max_staleness=config.max_staleness,
         drop_equal=config.drop_equal,
         reduction=config.reduction,
         entropy=(_entropy(config), config.entropy_over),

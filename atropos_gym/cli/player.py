@@ -13,9 +13,9 @@ from typing import Any
 
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
+from atropos_gym.cli.engines import open_named
 from atropos_gym.cli.folder import RunFolder
 from atropos_gym.cli.models import find_model, set_threads
-from atropos_gym.engines import make_engine
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError, MissingData
 
@@ -62,15 +62,13 @@ def with_saved_run(command: Command) -> Config:
 @contextmanager
 def open_engine(config: Config) -> Iterator[Engine]:
     """Makes the engine of a model's path, with the adapter as its version 1, and closes it."""
-    spec = config.engine if ":" in config.engine else f"{config.engine}:{config.policy}"
     adapter = config.adapter
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise MissingData(
             f"no adapter in {str(adapter)!r} (it has no adapter_config.json); name a folder in PEFT's form"
         )
-    options: dict[str, Any] = {"dtype": config.dtype, "seed": config.seed} if spec.startswith("hf:") else {}
     set_threads(config.threads)
-    engine = make_engine(spec, **options)
+    engine = open_named(config)
     try:
         if adapter is not None:
             asyncio.run(engine.publish(1, adapter.resolve()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_gym.cli.command import Command
+from atropos_gym.cli.engines import check_engine_settings
 from atropos_gym.cli.envs import table
 from atropos_gym.cli.folder import RunFolder
 from atropos_gym.cli.mistakes import need_learner
@@ -34,6 +35,7 @@ def run(command: Command) -> int:
     else:
         if command.config.policy == "random":
             raise ConfigError("train --policy random: there is nothing to train in it; take a model, or tiny")
+        check_engine_settings(command.config)
         if command.config.policy != "tiny":
             find_model(command.config.policy)
         need_learner()

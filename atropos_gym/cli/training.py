@@ -68,7 +68,12 @@ class Training:
             set_threads(config.threads, tiny=config.policy == TINY)
             self.env = make_env(config.env, config.env_kwargs)
             self.model = open_learner(self.folder)
+            if config.engine == "vllm":
+                self.show.say(
+                    f"starting vLLM, which takes minutes on a CPU; its log: {self.folder.path / 'vllm.log'}"
+                )
             self.engine = self.model.engine
+            self.model.require_fit_engine()
             self.scorer = BlackjackScorer(self.env) if BlackjackScorer.fits(self.env) else None
             self._save_references()
 

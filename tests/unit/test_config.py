@@ -96,11 +96,21 @@ def test_every_field_is_read_by_some_verb_and_no_verb_is_unknown() -> None:
         assert set(verbs) <= set(VERBS)
 
 
+def test_engine_arguments_add_up_with_the_settings_of_their_own() -> None:
+    words = ["--engine", "vllm", "--vllm-python", "p/python", "--engine-arg", "max_model_len=64"]
+    command = parse(["train", *words, "--swap", "restart", "--engine-check", "false", "--slope-test", "null"])
+    assert command is not None
+    assert command.config.engine_kwargs == {"max_model_len": 64, "python": "p/python", "swap": "restart"}
+    assert command.config.engine_check is False and command.config.slope_test is None
+
+
 @pytest.mark.parametrize("verb", ["train", "serve", "collect", "eval"])
 def test_each_field_is_a_flag_of_the_verbs_that_read_it(verb: str) -> None:
     values = {
         bool: None,
         "env_args": "a=1",
+        "engine_args": "a=1",
+        "swap": "none",
         "env": "x/Y-v0",
         "reduction": "constant",
         "history": "whole",
@@ -113,7 +123,7 @@ def test_each_field_is_a_flag_of_the_verbs_that_read_it(verb: str) -> None:
     }
     words = [verb]
     for name in Config.reads(verb):
-        flag = "--env-arg" if name == "env_args" else "--" + name.replace("_", "-")
+        flag = "--" + name.removesuffix("s" if name.endswith("_args") else "").replace("_", "-")
         if Config.model_fields[name].annotation is bool:
             words.append(flag)
         elif not (name == "server" and verb == "train"):  # excludes own_server

@@ -1,0 +1,74 @@
+"""The engine that a configuration names: what fits together, and what it is told."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from atropos_gym.cli.config import Config
+from atropos_gym.cli.models import find_model
+from atropos_gym.engines import make_engine
+from atropos_gym.engines.base import Engine
+from atropos_gym.errors import ConfigError
+
+__all__ = ["check_engine_settings", "kind_of", "open_named"]
+
+
+def kind_of(spec: str) -> str:
+    """Returns the engine's kind.
+
+    Example:
+        >>> kind_of("vllm:http://127.0.0.1:8000")
+        'vllm'
+    """
+    return spec.partition(":")[0]
+
+
+def check_engine_settings(config: Config) -> None:
+    """Refuses settings of the engine that do not fit together, before anything is loaded.
+
+    Raises:
+        ConfigError: named, with what to do.
+
+    Example:
+        >>> check_engine_settings(Config(engine="vllm"))
+        Traceback (most recent call last):
+        ...
+        atropos_gym.errors.ConfigError: --engine vllm starts a server: give --vllm-python, the interpreter ...
+    """
+    kind, launched = kind_of(config.engine), config.engine == "vllm"
+    if launched and config.vllm_python is None:
+        raise ConfigError(
+            "--engine vllm starts a server: give --vllm-python, the interpreter of vLLM's own environment "
+            "(or --engine vllm:URL for one that runs)"
+        )
+    if config.vllm_python is not None and not launched:
+        raise ConfigError(f"--vllm-python belongs to --engine vllm, not to {config.engine}: leave it out")
+    if kind != "hf" and config.policy == "tiny":
+        raise ConfigError(
+            f"--engine {config.engine} cannot serve --policy tiny, whose base the run makes: use --engine hf"
+        )
+    if config.swap == "restart" and kind == "vllm" and not launched:
+        raise ConfigError("--swap restart starts the server anew: it needs --engine vllm, not vllm:URL")
+    if config.swap == "in_place" and kind == "vllm":
+        raise ConfigError(
+            "--swap in_place mixes versions in vLLM's prefix cache and cannot be undone there: use hot_swap"
+        )
+
+
+def open_named(config: Config) -> Engine:
+    """Makes the engine of a configuration whose ``policy`` is a model."""
+    check_engine_settings(config)
+    spec, kind = config.engine, kind_of(config.engine)
+    options: dict[str, Any] = dict(config.engine_kwargs)
+    model: str | None = config.policy
+    if kind == "hf":
+        options |= {"dtype": config.dtype, "seed": config.seed}
+        model = find_model(spec.partition(":")[2]) if ":" in spec else model
+        spec = f"hf:{model}"
+        model = None
+    elif kind == "vllm" and ":" in spec:
+        options.setdefault("api_key", os.environ.get("VLLM_API_KEY"))
+    elif kind == "vllm":
+        options.setdefault("dtype", config.dtype)
+    return make_engine(spec, model=model, **options)
