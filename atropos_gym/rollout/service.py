@@ -407,8 +407,9 @@ class EnvironmentService:
     def _room(self, status: Mapping[str, Any], batch_size: int, most: int) -> int:
         """Groups that may be posted until ``most`` batches are queued.
 
-        Once a whole batch is queued, no more than this service's share: services at one server keep to their
-        weights, and a slow one among them keeps no trainer waiting. A minimum may be filled in any case.
+        Once a whole batch is queued, no more than this service's share: its minimum, and by its weight a part
+        of what no minimum claims. So services at one server keep to their weights, and a slow one among them
+        keeps no trainer waiting. A minimum may be filled in any case.
         """
         if wanted := status.get("groups_per_update"):
             batch, queued = float(wanted), int(status["queue_groups"])
@@ -416,10 +417,11 @@ class EnvironmentService:
         else:
             batch, queued = max(1, batch_size) / self.collector.group_size, int(status["queue_size"])
             own = int(status.get("self_queue_size", 0))
-        share = ceil(most * batch * float(status.get("env_weight", 1.0))) - own
-        room = min(ceil(most * batch) - queued, max(share, ceil(batch) - queued))
-        least = ceil(most * batch * (self._min_batch_allocation or 0.0)) - own
-        return max(0, room, least)
+        least = self._min_batch_allocation or 0.0
+        free = float(status.get("unallocated_fraction", 1.0)) * float(status.get("env_weight", 1.0))
+        share, own_least = (int(most * batch * part + 1e-9) for part in (least + free, least))
+        room = min(ceil(most * batch) - queued, max(max(1, share) - own, ceil(batch) - queued))
+        return max(0, room, own_least - own)
 
     async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
         """Returns what the server says of its queue; None after it had forgotten this environment."""
