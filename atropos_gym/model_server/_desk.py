@@ -6,11 +6,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from atropos_gym.engines.base import Engine
 from atropos_gym.html import Pieces
 from atropos_gym.model_server.answers import Answer
 from atropos_gym.model_server.outlet import Outlet
+from atropos_gym.model_server.refusals import Refusal
 from atropos_gym.model_server.requests import Wishes
 from atropos_gym.model_server.sessions import Finished, Sessions
 from atropos_gym.rollout.conversation import Said
@@ -50,3 +52,38 @@ class Desk:
         key = f"{kind}-{secrets.token_hex(12)}"
         pieces = self.pieces if logprobs else None
         return Answer(key, int(self.clock()), self.engine.model, said, pieces, ids)
+
+    def check_open(self) -> None:
+        """Looks whether a new group would come to anything.
+
+        Raises:
+            Refusal: the trainer has finished, or its versions cannot be followed.
+        """
+        if self.outlet is not None and self.outlet.problem is not None:
+            raise Refusal(self.outlet.problem, 503, kind="server_error", code="versions_lost")
+        if self.outlet is not None and self.outlet.finished:
+            raise Refusal("the trainer has finished: no more groups are wanted", 410, code="finished")
+
+    def health(self) -> dict[str, Any]:
+        """Returns whether all is well, for anyone."""
+        problem = None if self.outlet is None else self.outlet.problem
+        return {
+            "status": "ok" if problem is None else "failing",
+            "problem": problem,
+            "model": self.engine.model,
+            "open_sessions": len(self.sessions),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Returns what is being played, what became of the rest, and what was posted."""
+        posted = (
+            {}
+            if self.outlet is None
+            else {
+                "posted": self.outlet.posted,
+                "refused": self.outlet.refused,
+                "not posted yet": len(self.unposted),
+                "version": self.outlet.version,
+            }
+        )
+        return {**self.sessions.report(), **posted}

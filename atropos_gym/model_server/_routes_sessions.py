@@ -18,12 +18,14 @@ __all__ = ["session_routes"]
 
 
 def session_routes(desk: Desk) -> APIRouter:
-    """Returns the routes; where there is a token, they need it."""
-    routes = APIRouter(dependencies=[Depends(_guard(desk.token))])
+    """Returns the routes; where there is a token, all but ``/health`` need it."""
+    routes = APIRouter()
+    guarded = APIRouter(dependencies=[Depends(_guard(desk.token))])
 
-    @routes.post("/sessions")
+    @guarded.post("/sessions")
     async def open_session(request: Request) -> Response:
         wanted = OpenSession.model_validate_json(await request.body())
+        desk.check_open()
         session = await desk.sessions.open(wanted)
         here = str(request.base_url).rstrip("/")
         members = [
@@ -46,24 +48,28 @@ def session_routes(desk: Desk) -> APIRouter:
             201,
         )
 
-    @routes.get("/sessions")
+    @guarded.get("/sessions")
     async def all_sessions() -> dict[str, Any]:
-        posted = None if desk.outlet is None else desk.outlet.posted
-        return {**desk.sessions.report(), "posted": posted}
+        return desk.report()
 
-    @routes.get("/sessions/{key}")
+    @guarded.get("/sessions/{key}")
     async def one_session(key: str) -> dict[str, Any]:
         return desk.sessions.find(key).report()
 
-    @routes.post("/sessions/{key}/finish")
+    @guarded.post("/sessions/{key}/finish")
     async def finish(key: str, request: Request) -> dict[str, Any]:
         body = Finish.model_validate_json(await request.body())
         return await _finish(desk, key, body.scores)
 
-    @routes.delete("/sessions/{key}")
+    @guarded.delete("/sessions/{key}")
     async def drop(key: str) -> dict[str, Any]:
         return await desk.sessions.drop(key)
 
+    @routes.get("/health")
+    async def health() -> dict[str, Any]:
+        return desk.health()
+
+    routes.include_router(guarded)
     return routes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -58,7 +58,7 @@ def create_app(
             was sampled otherwise; ``"refuse"`` answers 400.
         idle_seconds: a group without a request for so long is given up and counted.
         alternatives: what becomes of replies that nothing went on from; see ``GroupSession``.
-        outlet: where finished groups are posted; None: ``finish`` returns them.
+        outlet: where finished groups are posted and versions come from; None: ``finish`` returns groups.
         token: opens ``/sessions``; a member's URL and key are secrets of their own.
         hosts: names besides loopback's that requests may be addressed to; ``"*"`` is any.
 
@@ -88,6 +88,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if outlet is not None:
+            outlet.start()
         yield
         await sessions.close()
         if outlet is not None:
@@ -97,10 +99,6 @@ def create_app(
     app.state.desk = desk
     app.include_router(model_routes(desk))
     app.include_router(session_routes(desk))
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok", "model": engine.model, "open_sessions": len(sessions)}
 
     for kind in (AtroposError, Refusal):
         app.add_exception_handler(kind, _refused)

@@ -1,12 +1,15 @@
-"""Where finished groups go: a batch server, at which this one registers as an environment."""
+"""Where finished groups go, and where the engine's versions come from: a trainer behind a batch server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from contextlib import suppress
 
 from atropos_gym.batch_server.client import AsyncBatchClient
-from atropos_gym.errors import ServerError
+from atropos_gym.engines.base import Engine
+from atropos_gym.errors import AtroposError, GroupRefused, ServerError
+from atropos_gym.rollout._follower import Follower
 from atropos_gym.rollout.episode import EpisodeGroup
 
 __all__ = ["Outlet"]
@@ -14,71 +17,121 @@ __all__ = ["Outlet"]
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether the trainer has started."""
 
+GOODBYE = 5.0
+"""Seconds that taking leave of the server may take."""
+
+log = logging.getLogger(__name__)
+
 
 class Outlet:
-    """Posts groups; one post at a time, in the order in which they are finished.
+    """An environment at a batch server: posts groups, and keeps the engine at the newest version.
 
     Args:
+        engine: gets the trainer's versions; groups that are being played keep theirs.
         client: of the batch server.
-        name: under which groups are posted.
-        max_length: longest row that can come.
-        sleep: how to pause.
+        name: of the environment at the server.
+        group_size: members that its groups usually have.
 
     Attributes:
         posted: how many groups the server has.
+        refused: how many it refused.
+        problem: why versions are no longer followed, where that failed; else None.
     """
 
     def __init__(
-        self,
-        client: AsyncBatchClient,
-        *,
-        name: str,
-        max_length: int,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        self, engine: Engine, client: AsyncBatchClient, *, name: str = "agent", group_size: int = 8
     ) -> None:
         self.posted = 0
+        self.refused = 0
+        self.problem: str | None = None
+        self._engine = engine
         self._client = client
         self._name = name
-        self._max_length = max_length
-        self._sleep = sleep
+        self._group_size = group_size
+        self._follower = Follower(engine, client.url)
         self._env_id: int | None = None
         self._turn = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Newest version that the engine has from the trainer; None before the first."""
+        return self._follower.version
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trainer has ended its run."""
+        return self._follower.finished
+
+    def start(self) -> None:
+        """Begins to follow the trainer's versions."""
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
 
     async def post(self, group: EpisodeGroup) -> str | None:
         """Posts a group as soon as there is a trainer; returns the name that the server gave it.
 
         Raises:
-            ServerError: the server cannot be reached, or refuses the group.
+            GroupRefused: the server does not want it.
+            ServerError: the server cannot be reached.
         """
-        async with self._turn:
-            for again in (False, True):
-                if self._env_id is None:
-                    self._env_id = await self._register(len(group.episodes))
-                try:
-                    wire = group.to_wire().model_copy(update={"env_id": self._env_id})
-                    name = await self._client.post_group(wire)
-                except ServerError as error:
-                    if error.status != 404 or again:
-                        raise
-                    self._env_id = None  # the server was started anew and knows nobody
-                else:
-                    break
-            self.posted += 1
-            return name
+        for again in (False, True):
+            env_id = await self._registered()
+            try:
+                name = await self._client.post_group(group.to_wire().model_copy(update={"env_id": env_id}))
+            except GroupRefused:
+                self.refused += 1
+                raise
+            except ServerError as error:
+                if error.status != 404 or again:
+                    raise
+                self._env_id = None  # the server was started anew and knows nobody
+            else:
+                break
+        self.posted += 1
+        return name
 
     async def close(self) -> None:
         """Leaves the server."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
         try:
             if self._env_id is not None:
-                await self._client.disconnect_env(self._env_id)
+                with suppress(TimeoutError, ServerError):  # it is gone already, or will find out by itself
+                    async with asyncio.timeout(GOODBYE):
+                        await self._client.policy(env_id=self._env_id, holding=())
+                        await self._client.disconnect_env(self._env_id)
         finally:
             await self._client.close()
 
-    async def _register(self, group_size: int) -> int:
-        while True:
-            reply = await self._client.register_env(
-                max_token_length=self._max_length, desired_name=self._name, weight=1.0, group_size=group_size
-            )
-            if reply["status"] == "success":
-                return int(reply["env_id"])
-            await self._sleep(LOOK_AGAIN)
+    async def _registered(self) -> int:
+        """Returns our number at the server, once its trainer has started."""
+        async with self._turn:
+            while self._env_id is None:
+                reply = await self._client.register_env(
+                    max_token_length=self._engine.max_context,
+                    desired_name=self._name,
+                    weight=1.0,
+                    group_size=self._group_size,
+                )
+                if reply["status"] == "success":
+                    self._env_id = int(reply["env_id"])
+                else:
+                    await self._follower.wait(LOOK_AGAIN)
+            return self._env_id
+
+    async def _follow(self) -> None:
+        """Loads every newer version until the run is finished."""
+        try:
+            while not self._follower.finished:
+                try:
+                    await self._follower.follow(self._client, await self._registered())
+                except ServerError as error:
+                    if error.status == 404:  # the original API has no policy: weights are loaded elsewhere
+                        return
+                    log.warning("%s", error)
+                    await asyncio.sleep(LOOK_AGAIN)
+        except AtroposError as error:
+            self.problem = str(error)
+            log.error("%s", error)

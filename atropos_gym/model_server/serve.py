@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,27 +16,43 @@ from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.model_server.app import create_app
 
-__all__ = ["ModelServer", "serve"]
+__all__ = ["ModelServer", "listen", "serve"]
 
 STOP_SECONDS = 5.0
 """How long requests in progress may take once the server is told to stop."""
 
 
-def serve(app: FastAPI, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         app: from ``create_app``.
-        host: address to listen on.
-        port: 0 takes a free one.
+        listener: from ``listen``; stays open.
         ready: told the URL once the server answers.
+    """
+    server = _Server(_config(app), lambda: ready(_url(listener)))
+    server.run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Binds an address, so that a port in use is told before a model is loaded; port 0 takes a free one.
 
     Raises:
         ConfigError: the address cannot be used.
     """
-    with closing(_listen(host, port)) as listener:
-        server = _Server(_config(app), lambda: ready(_url(host, listener)))
-        server.run(sockets=[listener])
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
+            "stop what uses it, choose another port, or port 0 for a free one"
+        ) from None
+    listener.setblocking(False)
+    return listener
 
 
 class ModelServer:
@@ -75,8 +90,8 @@ class ModelServer:
             ConfigError: the port cannot be used.
             ServerError: it did not start.
         """
-        self._listener = _listen("127.0.0.1", self._port)
-        self.url = _url("127.0.0.1", self._listener)
+        self._listener = listen("127.0.0.1", self._port)
+        self.url = _url(self._listener)
         answers = threading.Event()
         self._server = _Server(_config(self.app), answers.set)
         self._thread = threading.Thread(target=self._run, args=(answers,), name="model-server", daemon=True)
@@ -140,22 +155,6 @@ def _config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Binds the address, so that a port in use is told before a model is loaded."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
-            "stop what uses it, choose another port, or port 0 for a free one"
-        ) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

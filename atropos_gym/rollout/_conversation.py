@@ -339,6 +339,7 @@ class Conversation:
             finish_reason="tool_calls" if read.calls else completion.finish_reason,
             reply=reply,
             message=answer_of(reply, read, word, plain=plain),
+            last_version=completion.last_version,
         )
         self._tree.add(said)
         self._own.append(said)

@@ -51,7 +51,9 @@ def _row(line: list[Said], trained: set[Said], heard: set[Prompt | Said]) -> Row
         if _trains(said, trained):
             row.mask += said.ids
             row.logprobs += said.logprobs
-            row.turns.append(Turn(start, len(row.ids), said.reward or 0.0, said.version, said.cut))
+            turn = Turn(start, len(row.ids), said.reward or 0.0, said.version, said.cut)
+            turn.last_version = said.last_version
+            row.turns.append(turn)
             trained.add(said)
         else:
             row.mask += [UNTRAINED_MASK] * len(said.ids)

@@ -58,6 +58,7 @@ class Said:
         ids: as the engine returned them.
         logprobs: one for each.
         version: of the policy.
+        last_version: of the last id, where weights changed in mid-flight; else None.
         cut: no end id was sampled.
         trainable: True, or why its ids are not trained.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
@@ -76,6 +77,7 @@ class Said:
     finish_reason: str
     reply: Reply
     message: Message
+    last_version: int | None = None
     reward: float | None = None
     followed: dict[Hashable, Prompt] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -552,46 +553,93 @@ def test_a_deadline_ends_a_run_and_not_its_group() -> None:
     assert group.group.scores == [0.0, 2.0]
 
 
-def test_finished_groups_go_to_a_batch_server_once_there_is_a_trainer() -> None:
-    trainer = {
-        "wandb_group": "g",
-        "wandb_project": "p",
-        "batch_size": 2,
-        "max_token_len": 512,
-        "checkpoint_dir": "",
-        "save_checkpoint_interval": 1,
-        "starting_step": 0,
-        "num_steps": 3,
-    }
+TRAINER = {
+    "wandb_group": "g",
+    "wandb_project": "p",
+    "batch_size": 2,
+    "max_token_len": 512,
+    "checkpoint_dir": "",
+    "save_checkpoint_interval": 1,
+    "starting_step": 0,
+    "num_steps": 3,
+}
 
-    async def post() -> Any:
-        server = batch_app()
-        transport = httpx.ASGITransport(server)
 
-        async def start_trainer(seconds: float) -> None:
-            await client.register(**trainer)
-            await client._http.get("/batch")  # now it has started
+def test_groups_go_to_a_trainer_and_its_versions_come_into_the_engine(tmp_path: Path) -> None:
+    engine = saying("ja")
 
-        async with httpx.AsyncClient(transport=transport, base_url=BASE):
-            client = AsyncBatchClient(BASE, transport=httpx.ASGITransport(server))
-            posting = AsyncBatchClient(BASE, transport=httpx.ASGITransport(server))
-            outlet = Outlet(posting, name="agent", max_length=512, sleep=start_trainer)
-            app = create_app(saying("ja"), outlet=outlet)
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http:
-                front = Front(app, http)
+    async def train() -> Any:
+        transport = httpx.ASGITransport(batch_app())
+        trainer = AsyncBatchClient(BASE, transport=transport)
+        outlet = Outlet(engine, AsyncBatchClient(BASE, transport=transport), name="agents", group_size=2)
+        app = create_app(engine, outlet=outlet)
+        await trainer.register(**TRAINER)
+        await trainer._http.get("/batch")  # now it has started
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http,
+        ):
+            front = Front(app, http)
+            told = []
+            for version in (0, 1):
+                path = None if version == 0 else str(tmp_path / f"r-v{version}")
+                await trainer.publish_policy(
+                    run="r", version=version, model_name=f"r-v{version}", adapter_path=path
+                )
+                async with asyncio.timeout(60):
+                    while outlet.version != version:
+                        await asyncio.sleep(0.01)
                 await front.open(2)
                 for member in range(2):
                     await front.chat(HI, member)
-                told = await front.finish(1.0, 0.0)
-            batch = await client.batch()
-            await outlet.close()
-            await client.close()
-            return told, batch, outlet.posted
+                told.append(await front.finish(1.0, 0.0))
+            batches = [await trainer.batch(wait_seconds=10) for _ in range(2)]
+            await trainer.finish("r")
+            async with asyncio.timeout(60):
+                while not outlet.finished:
+                    await asyncio.sleep(0.01)
+            await _expect(
+                await http.post("/sessions", json={"group_size": 1}), 410, "has finished", "finished"
+            )
+            report = (await http.get("/sessions")).json()
+        await trainer.close()
+        return told, batches, report
 
-    told, batch, posted = asyncio.run(post())
-    assert told["group"] is None and told["posted"]
-    assert posted == 1
-    assert [group.scores for group in batch.groups] == [[1.0, 0.0]]
+    told, batches, report = asyncio.run(train())
+    assert [one["group"] for one in told] == [None, None] and all(one["posted"] for one in told)
+    groups = [group for batch in batches for group in batch.groups]
+    assert [group.scores for group in groups] == [[1.0, 0.0]] * 2
+    assert [group.policy_version for group in groups] == [0, 1]
+    assert (report["posted"], report["version"], report["counts"]["finished"]) == (2, 1, 2)
+    assert engine.published == [(1, tmp_path / "r-v1")]
+
+
+def test_a_version_that_cannot_be_taken_over_is_said_to_who_opens_a_group() -> None:
+    engine = saying("ja")
+
+    async def train() -> None:
+        transport = httpx.ASGITransport(batch_app())
+        trainer = AsyncBatchClient(BASE, transport=transport)
+        outlet = Outlet(engine, AsyncBatchClient(BASE, transport=transport))
+        app = create_app(engine, outlet=outlet)
+        await trainer.register(**TRAINER)
+        await trainer._http.get("/batch")
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http,
+        ):
+            await trainer.publish_policy(
+                run="r", version=0, model_name="r-v0", tokenizer_fingerprint="sha256:other"
+            )
+            async with asyncio.timeout(60):
+                while outlet.problem is None:
+                    await asyncio.sleep(0.01)
+            refused = await http.post("/sessions", json={"group_size": 1})
+            await _expect(refused, 503, "use the same", "versions_lost")
+            assert (await http.get("/health")).json()["status"] == "failing"
+        await trainer.close()
+
+    asyncio.run(train())
 
 
 def test_a_group_that_could_not_be_posted_is_posted_when_asked_again() -> None:
@@ -606,7 +654,8 @@ def test_a_group_that_could_not_be_posted_is_posted_when_asked_again() -> None:
 
     async def post() -> Any:
         client = AsyncBatchClient(BASE, transport=httpx.MockTransport(handle), retry_seconds=0)
-        app = create_app(saying("ja"), outlet=Outlet(client, name="agent", max_length=512))
+        engine = saying("ja")
+        app = create_app(engine, outlet=Outlet(engine, client))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http:
             front = Front(app, http)
             await front.open()
