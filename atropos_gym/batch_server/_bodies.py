@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, TypeVar
 
 import orjson
@@ -36,7 +35,6 @@ __all__ = [
     "read_body",
     "read_groups",
     "reply",
-    "schema_of",
 ]
 
 SMALL_BYTES = 64 * 2**10
@@ -60,15 +58,6 @@ Model = TypeVar("Model", bound=BaseModel)
 def reply(content: object, status: int = 200) -> Response:
     """A JSON response."""
     return Response(to_json(content), status, media_type="application/json")
-
-
-@cache
-def schema_of(model: type[BaseModel], *, many: bool = False) -> dict[str, Any]:
-    """The ``requestBody`` of a route for the OpenAPI page; the route itself reads the body."""
-    schema = model.model_json_schema()
-    if many:
-        schema = {"type": "array", "items": schema}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 class GroupsRefused(HTTPException):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse, Response
 
 from atropos_gym.batch_server._bodies import reply
+from atropos_gym.batch_server._openapi import REFUSALS
 from atropos_gym.batch_server.dashboard import Dashboard
 from atropos_gym.batch_server.dashboard.page import HEADERS, PAGE
 
@@ -19,7 +20,7 @@ LONGEST_SPAN = 3 * 86400
 
 def dashboard_routes(dashboard: Dashboard) -> APIRouter:
     """The page's routes."""
-    router = APIRouter(prefix="/dashboard", tags=["information"])
+    router = APIRouter(prefix="/dashboard", tags=["information"], responses=REFUSALS)
 
     @router.get("", response_class=HTMLResponse)
     async def page() -> Response:

@@ -14,10 +14,10 @@ from atropos_gym.batch_server._bodies import (
     read_body,
     read_groups,
     reply,
-    schema_of,
 )
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._details import problem_details
+from atropos_gym.batch_server._openapi import REFUSALS, schema_of
 from atropos_gym.batch_server._post_reply import ACCEPT_POST, PostReply, digest_of, key_of
 from atropos_gym.batch_server.intake import Receipt
 from atropos_gym.batch_server.refusals import Refused, Unknown
@@ -28,7 +28,7 @@ __all__ = ["env_routes"]
 
 def env_routes(desk: Desk) -> APIRouter:
     """The routes of environments, on this desk."""
-    router = APIRouter(tags=["environments"])
+    router = APIRouter(tags=["environments"], responses=REFUSALS)
     store = desk.store
 
     @router.post("/scored_data", openapi_extra=schema_of(ScoredDataGroup))

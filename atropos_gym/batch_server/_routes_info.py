@@ -11,6 +11,7 @@ from atropos_gym.batch_server._bodies import reply
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._forms import LARGE_BYTES, Form
 from atropos_gym.batch_server._msgpack import pack
+from atropos_gym.batch_server._openapi import MAY_FAIL
 from atropos_gym.batch_server.metrics import CONTENT_TYPE, counter, exposition, gauge
 from atropos_gym.batch_server.packed import PackedGroup
 
@@ -61,14 +62,14 @@ def info_routes(desk: Desk) -> APIRouter:
         desk.now()
         return reply({"envs": store.envs()})
 
-    @router.get("/health")
+    @router.get("/health", responses=MAY_FAIL)
     async def health() -> Response:
         """Whether all is well, with a sentence for each kind of trouble."""
         desk.now()
         body = store.health()
         return reply(body, 200 if body["status"] == "ok" else 503)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """All numbers, for Prometheus."""
         desk.now()
@@ -90,7 +91,7 @@ def info_routes(desk: Desk) -> APIRouter:
         body = await asyncio.to_thread(write, packed) if large else write(packed)
         return Response(body, headers=form.headers)
 
-    @router.get("/reset_data")
+    @router.get("/reset_data", response_class=PlainTextResponse)
     async def reset_data() -> Response:
         """Forgets everything but the numbers of environments."""
         store.reset()

@@ -8,9 +8,10 @@ from uuid import UUID
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from atropos_gym.batch_server._bodies import read_body, reply, schema_of
+from atropos_gym.batch_server._bodies import read_body, reply
 from atropos_gym.batch_server._delivery import BatchReply
 from atropos_gym.batch_server._desk import Desk
+from atropos_gym.batch_server._openapi import BINARY, REFUSALS, schema_of
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.parts import Share
 from atropos_gym.batch_server.stock import Request as BatchRequest
@@ -26,7 +27,7 @@ LeaseSeconds = Annotated[float | None, Query(ge=1, le=86400, allow_inf_nan=False
 
 def trainer_routes(desk: Desk) -> APIRouter:
     """The routes of trainers, on this desk."""
-    router = APIRouter(tags=["trainers"])
+    router = APIRouter(tags=["trainers"], responses=REFUSALS)
     store = desk.store
 
     @router.post("/register", openapi_extra=schema_of(Registration))
@@ -37,7 +38,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
         desk.notify()
         return reply({"uuid": UUID(hex=trainer_id).int, "trainer_id": trainer_id})
 
-    @router.get("/batch")
+    @router.get("/batch", responses=BINARY)
     async def batch(
         wait_seconds: WaitSeconds = 0.0,
         lease_seconds: LeaseSeconds = None,

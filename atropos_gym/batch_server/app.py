@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from atropos_gym.batch_server._asgi import Bodies, Saved
 from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server._forms import Formed
+from atropos_gym.batch_server._openapi import NOT_SERVED
 from atropos_gym.batch_server._routes_dashboard import dashboard_routes
 from atropos_gym.batch_server._routes_env import env_routes
 from atropos_gym.batch_server._routes_info import info_routes
@@ -54,7 +55,12 @@ def create_app(
     if limits is not None:
         store.limits = limits
     desk = Desk(store, clock or SystemClock())
-    app = FastAPI(title="Batch server", summary="Scored groups in, batches out.", version="1")
+    app = FastAPI(
+        title="Batch server",
+        summary="Scored groups in, batches out.",
+        version="1",
+        responses=NOT_SERVED,
+    )
     app.state.desk = desk
     for routes in (env_routes, trainer_routes, info_routes):  # what is called most is looked at first
         app.include_router(routes(desk))
