@@ -6,13 +6,13 @@ numbers that the server keeps whichever form they came in.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
 from atropos_gym._wire_checks import MASKED
@@ -108,59 +108,51 @@ def group_of(item: Mapping[str, Any], *, trusted: bool = True) -> ScoredDataGrou
 
 def _packed(group: ScoredDataGroup) -> bytes:
     try:
-        tokens = [_array(row, "i") for row in group.tokens]
-        masks = [_array(row, "i") for row in group.masks]
+        tokens, masks = ([_bytes(row, "i") for row in rows] for rows in (group.tokens, group.masks))
         _check_lengths("masks", masks, tokens)
-        fields: dict[str, Any] = {"tokens": _bins(tokens, "<i4")}
-        trained = [row != MASKED for row in masks]
-        if all(
-            (mask[flags] == ids[flags]).all() for mask, ids, flags in zip(masks, tokens, trained, strict=True)
-        ):
-            fields["mask_bits"] = [np.packbits(flags, bitorder="little").tobytes() for flags in trained]
-        else:
-            fields["masks"] = _bins(masks, "<i4")
-        fields["scores"] = group.scores
+        fields: dict[str, Any] = {"tokens": tokens, **_masks_of(tokens, masks), "scores": group.scores}
         for name in FLOATS:
             if rows := getattr(group, name):
-                fields[name] = _floats(name, rows, tokens)
+                fields[name] = _floats(rows)
+                _check_lengths(name, rows, group.tokens)
         # Through JSON, so that keys and values become what they would be there.
         free = {name: value for name in FREE if (value := getattr(group, name)) is not None}
         fields |= from_json(to_json(free, inf_nan_mode="constants"))
         packed: bytes = msgpack.packb(fields, use_bin_type=True)
         return packed
-    except (ValueError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, TypeError, OverflowError) as error:
         raise _Unpackable(str(error)) from None
 
 
-def _array(row: Any, kinds: str) -> NDArray[Any]:
-    """A row as an array whose numbers are of these kinds: what else it holds is not for arrays."""
-    values = np.array(row)
-    if values.ndim != 1 or values.dtype.kind not in kinds:
-        raise ValueError(f"a row of {values.dtype}")
-    return values
+def _bytes(row: Sequence[Any], kind: str) -> bytes:
+    """A row as 4 bytes a number; numbers of another kind, or beyond 32 bits, are an error."""
+    return struct.pack(f"<{len(row)}{kind}", *row)
 
 
 def _check_lengths(name: str, rows: Sequence[Any], tokens: Sequence[Any]) -> None:
-    if [len(row) for row in rows] != [len(row) for row in tokens]:
-        raise ValueError(f"{name} and tokens differ in length")
+    if [len(row) for row in rows] != [len(row) for row in tokens] or not all(tokens):
+        raise ValueError(f"{name} and tokens differ in length, or have none")
 
 
-def _bins(rows: Sequence[NDArray[Any]], kind: str) -> list[bytes]:
-    bounds = np.iinfo(np.int32)
-    if any(len(row) and (row.min() < bounds.min or row.max() > bounds.max) for row in rows):
-        raise ValueError("an integer beyond 32 bits")
-    return [row.astype(kind).tobytes() for row in rows]
+def _masks_of(tokens: Sequence[bytes], masks: Sequence[bytes]) -> dict[str, list[bytes]]:
+    """Masks as one bit a token where that says everything."""
+    bits = []
+    for ids, mask in (
+        (np.frombuffer(one, "<i4") for one in pair) for pair in zip(tokens, masks, strict=True)
+    ):
+        trained = mask != MASKED
+        if (mask[trained] != ids[trained]).any():
+            return {"masks": list(masks)}
+        bits.append(np.packbits(trained, bitorder="little").tobytes())
+    return {"mask_bits": bits}
 
 
-def _floats(name: str, rows: Sequence[Any], tokens: Sequence[Any]) -> list[Any]:
+def _floats(rows: Sequence[Any]) -> list[Any]:
     """Rows as bytes, or as they are where a number is too large for a float32."""
-    arrays = [_array(row, "if") for row in rows]
-    _check_lengths(name, arrays, tokens)
-    with np.errstate(over="ignore"):
-        narrow = [row.astype("<f4") for row in arrays]
-    if all(np.isfinite(row).all() for row in narrow):
-        return [row.tobytes() for row in narrow]
-    return list(rows)
+    try:
+        return [_bytes(row, "f") for row in rows]
+    except OverflowError:
+        return list(rows)
 
 
 def _masks(tokens: Any, bits: bytes) -> list[int]:
