@@ -70,7 +70,7 @@ def babbling(seed: int = 0, longest: int = 6, **options: Any) -> ScriptedEngine:
     def script(prompt: tuple[int, ...], params: SamplingParams, number: int) -> list[int]:
         chance = random.Random(f"{seed} {number}")
         size = chance.randrange(longest + 1)
-        letters = [97, 98, 32, 10, 0xF0, 0x9F, 260, 262, 263]
+        letters = [97, 98, 98, 98, 32, 32, 32, 10, 0xF0, 0x9F, 260, 262]
         ids = [chance.choice(letters) for _ in range(size)]
         return [*ids, END] if chance.random() < 0.7 else ids
 
