@@ -58,8 +58,8 @@ def learn(
     turns = total_timesteps or (updates or 0) * model.groups_per_update * model.group_size
     total, callback = model._setup_learn(turns, callback, reset_num_timesteps, tb_log_name, progress_bar)
     if model.server is None:
-        model.require_fit_engine()
         _check_staleness(model, updates)
+        model.require_fit_engine()
     run = _Run(model, callback, total if updates is None else None, updates, log_interval)
     source = open_local(model) if model.server is None else open_server(model, updates)
     finished = False

@@ -39,7 +39,7 @@ class SwapWatch:
         self.noise = noise
         self.both_float32 = both_float32
         self._previous: dict[str, Tensor] | None = None
-        self._failed = False
+        self._failed: dict[str, Tensor] | None = None  # the weights that were not served
         self._told = False
 
     @classmethod
@@ -108,14 +108,17 @@ class SwapWatch:
             self._told = True
             return True
         if found.verdict == "swapped":
-            self._previous, self._failed = now, False
+            self._previous = now
+            # A refused batch changes nothing: that the same weights arrive one swap later is no new swap.
+            if self._failed is not None and any(bool((now[k] != v).any()) for k, v in self._failed.items()):
+                self._failed = None
             return True
-        if self._failed:
+        if self._failed is not None:
             raise EngineError(
                 f"version {version}: {found}, the second time in a row: a version needs an adapter name and "
                 "a folder of its own, complete before it is loaded"
             )
-        self._failed = True
+        self._failed = now
         warnings.warn(f"version {version}: {found}; its batch is refused", stacklevel=4)
         return False
 
