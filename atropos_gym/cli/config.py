@@ -30,6 +30,7 @@ VERBS = {
     "view": "show a file of groups: every id, its piece and logprob, why a reward or a mask is what it is",
     "envs": "list the ready environments with their random and optimal scores",
     "check-model": "say whether a model's tokenizer and chat template can be trained on, and what to do",
+    "serve-model": "let agent programs speak to a policy as to OpenAI's API, and make groups of what is said",
     "check-engine": "say whether an inference engine can be trained with, and which flag to change",
 }
 
@@ -75,25 +76,27 @@ class Config(BaseModel):
     environment has it."""
 
     # Policy
-    policy: str = _setting("tiny", "policy", "train collect eval")
+    policy: str = _setting("tiny", "policy", "train collect eval serve-model")
     """`tiny` (a small byte-level model from scratch; `train` only), a model's name or path (`hf:PATH` is the
     same), a saved run (`runs/x`), or, for `eval`, `random`."""
-    adapter: Path | None = _setting(None, "policy", "collect eval")
+    adapter: Path | None = _setting(None, "policy", "collect eval serve-model")
     """LoRA adapter folder in PEFT's form, loaded on top of the policy."""
-    engine: str = _setting("hf", "policy", "train collect eval")
+    engine: str = _setting("hf", "policy", "train collect eval serve-model")
     """Inference engine: `hf` is in process; `vllm:URL` is a vLLM server that runs (its key in the variable
     VLLM_API_KEY); `vllm` starts one, with `vllm_python`. `atropos-gym check-engine` says what one lacks."""
-    vllm_python: Path | None = _setting(None, "policy", "train collect eval")
+    vllm_python: Path | None = _setting(None, "policy", "train collect eval serve-model")
     """The interpreter of vLLM's own environment, to start a server with."""
-    engine_args: dict[str, Any] = _setting({}, "policy", "train collect eval")
+    engine_args: dict[str, Any] = _setting({}, "policy", "train collect eval serve-model")
     """Further arguments of the engine, such as max_model_len or train_concurrency; on the command line one
     `--engine-arg key=value` each."""
     swap: Literal["hot_swap", "restart", "none", "in_place"] = _setting("hot_swap", "policy", "train collect")
     """How a new version comes into the engine: beside the older ones; alone, after all that plays has ended;
     never; or in the middle of what runs (`hf` only)."""
-    dtype: Literal["float32", "bfloat16", "float16"] = _setting("float32", "policy", "train collect eval")
+    dtype: Literal["float32", "bfloat16", "float16"] = _setting(
+        "float32", "policy", "train collect eval serve-model"
+    )
     """Number format of the base weights, the same in engine and learner."""
-    threads: int | None = _setting(None, "policy", "train collect eval", ge=1)
+    threads: int | None = _setting(None, "policy", "train collect eval serve-model", ge=1)
     """Threads that torch computes with; null: one for `tiny`, whose matrices are too small to share, else
     torch's own choice."""
 
@@ -109,11 +112,11 @@ class Config(BaseModel):
     Blackjack, an exact value within 0.05 of random play."""
 
     # Collection
-    group_size: int = _setting(8, "collection", "train collect", ge=2)
+    group_size: int = _setting(8, "collection", "train collect serve-model", ge=2)
     """Episodes from one start; they are compared with each other, so at least two."""
     concurrency: int = _setting(64, "collection", "train collect eval", ge=1)
     """Episodes in flight at a time."""
-    temperature: float = _setting(1.0, "collection", "train collect", gt=0)
+    temperature: float = _setting(1.0, "collection", "train collect serve-model", gt=0)
     """Sampling temperature. `eval` plays greedily, or at 1 (`--no-deterministic`)."""
     common_random_numbers: bool = _setting(False, "collection", "train collect")
     """All members of a group meet the same chance after the start, not only the same start."""
@@ -126,9 +129,10 @@ class Config(BaseModel):
     """File to write: `.jsonl`, or `.html` for a page with coloured ids."""
     groups: int = _setting(8, "into a file", "collect", ge=1)
     """Groups to collect into the file."""
-    to: str | None = _setting(None, "as a service", "collect", shown="none", metavar="URL")
+    to: str | None = _setting(None, "as a service", "collect serve-model", shown="none", metavar="URL")
     """URL of a batch server, such as http://127.0.0.1:8000: run until the trainer there has finished, post
-    what it wants, and follow its policy. A token belongs into the variable ATROPOS_GYM_TOKEN."""
+    what it wants, and follow its policy. A token belongs into the variable ATROPOS_GYM_TOKEN. With
+    `serve-model`, finished groups go there; without it, they go back to whoever finishes them."""
     max_batches_ahead: int = _setting(3, "as a service", "collect", ge=1)
     """Batches that the service may be ahead of the trainer."""
     weight: float = _setting(1.0, "as a service", "collect", ge=0)
@@ -195,9 +199,9 @@ class Config(BaseModel):
     """Start a batch server of the run's own on a free loopback port and collect through it."""
 
     # The batch server
-    host: str = _setting("127.0.0.1", "address", "serve")
+    host: str = _setting("127.0.0.1", "address", "serve serve-model")
     """Address to listen on. One that other machines can reach, such as 0.0.0.0, needs a token."""
-    port: int = _setting(8000, "address", "serve", ge=0, le=65535)
+    port: int = _setting(8000, "address", "serve serve-model", ge=0, le=65535)
     """Port to listen on; 0 takes a free one and prints it."""
 
     store: str | None = _setting(
@@ -216,14 +220,16 @@ class Config(BaseModel):
     """So much is kept in all; beyond it posts are refused for now (503). In memory alone it is half of the
     machine's memory at most."""
 
-    token: str | None = _setting(None, "who may ask", "serve", shown="$ATROPOS_GYM_TOKEN, else none")
+    token: str | None = _setting(
+        None, "who may ask", "serve serve-model", shown="$ATROPOS_GYM_TOKEN, else none"
+    )
     """What callers must show, as `Authorization: Bearer TOKEN` or in a URL such as http://x:TOKEN@host:8000.
     Other users of the machine can see flags, but not the variable."""
     env_token: str | None = _setting(
         None, "who may ask", "serve", shown="$ATROPOS_GYM_ENV_TOKEN, else none", metavar="TOKEN"
     )
     """A second token, good only for what environments call."""
-    insecure: bool = _setting(False, "who may ask", "serve")
+    insecure: bool = _setting(False, "who may ask", "serve serve-model")
     """Let other machines in without a token."""
     cors_origin: str | None = _setting(None, "who may ask", "serve", shown="none")
     """Web pages that may call the server, by origin, such as https://board.example, with commas between."""
@@ -259,6 +265,18 @@ class Config(BaseModel):
     """What becomes of groups whose masks are neither -100 nor the id, such as 0 and 1: refused, or kept as
     they are, counted and shown, for a trainer that knows what they mean."""
 
+    # What programs may do
+    reply_tokens: int = _setting(512, "programs", "serve-model", ge=1)
+    """Most ids of one reply; a request may ask for fewer."""
+    wishes: Literal["session", "request", "refuse"] = _setting("session", "programs", "serve-model")
+    """What becomes of a request's own temperature, top_p and so on: ignored and counted, so that every reply
+    can be trained on; followed, and not trained what was sampled otherwise; or refused."""
+    alternatives: Literal["train", "drop"] = _setting("train", "programs", "serve-model")
+    """Replies that a program did not go on from, though it did from another one to the same prompt: trained
+    like the others, or left out."""
+    idle_seconds: float = _setting(3600.0, "programs", "serve-model", gt=0)
+    """A group without a request for so long is given up and counted."""
+
     # Evaluation
     episodes: int = _setting(1000, "evaluation", "train eval collect", ge=2)
     """Episodes of each evaluation."""
@@ -275,12 +293,12 @@ class Config(BaseModel):
     """Play greedily; `--no-deterministic` samples at temperature 1."""
 
     # Run
-    name: str | None = _setting(None, "run", "train collect", shown="the task's name")
-    """Name of the run's folder, by default with the next free number; for `collect`, of the environment at
-    the server."""
+    name: str | None = _setting(None, "run", "train collect serve-model", shown="the task's name")
+    """Name of the run's folder, by default with the next free number; for `collect` and `serve-model`, of the
+    environment at the server."""
     runs: Path = _setting(Path("runs"), "run", "train")
     """Folder that holds the runs."""
-    seed: int = _setting(0, "run", "train collect eval play", ge=0)
+    seed: int = _setting(0, "run", "train collect eval play serve-model", ge=0)
     """Seed of weights, starts and sampling."""
 
     @classmethod
