@@ -1,4 +1,4 @@
-"""Stock vLLM as a server: cancelled requests are dropped, refusals say what to change, and it may be killed."""
+"""Stock vLLM as a server: cancelled requests are dropped, refusals say what to change, it may be killed."""
 
 from __future__ import annotations
 
