@@ -2,8 +2,9 @@
 
 A group is written before its first try, complete, under a name that says its turn and the key under which it
 is posted; its file goes once the server has answered. Whoever opens the folder next posts what was left there
-first, oldest first, each under its key: a server of ours takes a key only once, so nothing is lost and
-nothing comes twice. (The original API knows no keys: what it took without answering, it takes again.)
+first, oldest first, each under its key: a server of ours takes a key only once (it remembers keys for a day),
+so nothing is lost and nothing comes twice. The original API knows no keys: what it took without answering, it
+takes again.
 
 What the server refuses lies in ``refused/``: the group as JSON, which ``atropos-gym view`` shows, and beside
 it a text that says why.
@@ -96,33 +97,44 @@ class Spool:
     @property
     def full(self) -> bool:
         """Whether nothing more is kept until something was posted."""
-        return sum(self._sizes.values()) >= self._max_bytes
+        return sum(self._waiting()) >= self._max_bytes
 
     @property
     def report(self) -> dict[str, Any]:
         """Groups that wait, and their bytes; how many were left behind and then posted; how many refused."""
+        waiting = self._waiting()
         return {
             "folder": str(self.folder),
-            "waiting": len(self._sizes),
-            "bytes": sum(self._sizes.values()),
+            "waiting": len(waiting),
+            "bytes": sum(waiting),
             "posted_late": self._posted_late,
             "refused": self._refused,
         }
 
     def keep(self, groups: Sequence[ScoredDataGroup]) -> list[Kept]:
-        """Writes groups; all of them are safe when this returns."""
-        kept = []
-        for group in groups:
-            body, key = body_of(group, packed=True), uuid4().hex
-            with self._change:
-                number, self._next = self._next, self._next + 1
-            path = self.folder / f"{number:010d}-{key}.{KINDS[body.media_type]}"
-            self._write(path, body.content)
-            kept.append(Kept(key, path, len(body.content), body))
-            self._sizes[key] = len(body.content)
-        if self._fsync and kept:
-            _sync(self.folder)
+        """Writes groups; all of them are safe when this returns, and none is there if it fails."""
+        kept: list[Kept] = []
+        try:
+            for group in groups:
+                kept.append(self._keep(body_of(group, packed=True)))
+            if self._fsync and kept:
+                _sync(self.folder)
+        except BaseException:
+            for one in kept:
+                one.path.unlink(missing_ok=True)
+                self._forget(one)
+            raise
         return kept
+
+    def _keep(self, body: Body) -> Kept:
+        key = uuid4().hex
+        with self._change:
+            number, self._next = self._next, self._next + 1
+        path = self.folder / f"{number:010d}-{key}.{KINDS[body.media_type]}"
+        self._write(path, body.content)
+        with self._change:
+            self._sizes[key] = len(body.content)
+        return Kept(key, path, len(body.content), body)
 
     def claim(self) -> list[Kept]:
         """Takes what was left behind, oldest first."""
@@ -157,7 +169,8 @@ class Spool:
     def posted(self, kept: Kept) -> None:
         """Removes a group that the server has."""
         kept.path.unlink(missing_ok=True)
-        self._posted_late += kept.key in self._late
+        with self._change:
+            self._posted_late += kept.key in self._late
         self._forget(kept)
 
     def refuse(self, kept: Kept, reason: str) -> None:
@@ -173,16 +186,23 @@ class Spool:
         self._write(target, content)
         self._write(target.with_suffix(".txt"), f"{reason}\n".encode())
         kept.path.unlink(missing_ok=True)
-        self._refused += 1
+        with self._change:
+            self._refused += 1
         self._forget(kept)
 
     def close(self) -> None:
         """Lets others use the folder; what is in it stays."""
         self._unlock()
 
+    def _waiting(self) -> list[int]:
+        """Bytes of each group that waits."""
+        with self._change:
+            return list(self._sizes.values())
+
     def _forget(self, kept: Kept) -> None:
-        self._sizes.pop(kept.key, None)
-        self._late.discard(kept.key)
+        with self._change:
+            self._sizes.pop(kept.key, None)
+            self._late.discard(kept.key)
 
     def _look(self) -> list[Kept]:
         """What lies in the folder, oldest first; what was never complete is removed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import READY, ServerProcess
+from atropos_gym.errors import ServerError
 from atropos_gym.wire import ScoredDataGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,11 +30,13 @@ ROOT = Path(__file__).parents[2]
 
 SERVICE = """
 import asyncio, json, os, sys
+import atropos_gym.rollout.service as module
 from atropos_gym.batch_server.spool import Spool
 from atropos_gym.cli.collect import _summary, _to_its_end
 from atropos_gym.rollout.service import EnvironmentService
 from tests.unit.rollout_cases import Countdown, saying
 
+module.GOODBYE = 60.0  # this machine may be slow
 options = json.loads(sys.argv[1])
 log = os.open(options.pop("log", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -110,6 +114,58 @@ def test_a_service_killed_again_and_again_loses_nothing_and_sends_nothing_twice(
     assert max(Counter(got).values()) == 1, "none came twice"
     assert set(kept) <= set(got), "none was lost"
     assert list(spool.glob("*.msgpack")) == []
+
+
+def test_a_server_killed_again_and_again_under_a_service(tmp_path: Path) -> None:
+    """The service and the trainer wait for it, and all that was played comes, once."""
+    spool, log, store = tmp_path / "spool", tmp_path / "log", tmp_path / "server.sqlite"
+    got: list[int] = []
+    keeper = socket.socket()  # bound, not listened on: nobody else gets the port while the server is away
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    port = int(keeper.getsockname()[1])
+    server = ServerProcess(port, store=store)
+    try:
+        with (
+            BatchClient(server.url, retry_seconds=None) as trainer,
+            service(server.url, spool=str(spool), log=str(log)) as process,
+        ):
+            trainer.register(groups_per_update=5, max_policy_lag=4, batch_size=20)
+            trainer.batch()
+            for _ in range(4):
+                more: list[int] = until(lambda: take(trainer, 5))
+                got += more
+                os.kill(server.pid, signal.SIGKILL)
+                server.stop()
+                server = ServerProcess(port, store=store)
+            got += until(lambda: take(trainer, 5))
+            process.terminate()
+            assert process.wait(120) == 0
+            with BatchClient(server.url, spool=spool) as rest:  # what was in flight as it stopped
+                rest.post_left()
+            while more := take(trainer, 50, wait_seconds=0):
+                got += more
+    finally:
+        server.stop()
+        keeper.close()
+    kept = [int(line) for line in log.read_text().splitlines()]
+    assert max(Counter(got).values()) == 1, "none came twice"
+    assert set(kept) <= set(got), "none was lost"
+
+
+def test_a_server_in_a_process_shows_pieces() -> None:
+    group = ScoredDataGroup(
+        tokens=[[*b"say hello", *b"hello"]], masks=[[-100] * 9 + list(b"hello")], scores=[1.0]
+    )
+    with ServerProcess(tokenizer="bytes") as server, BatchClient(server.url) as client:
+        client.register(batch_size=1)
+        client.post_group(group)
+        page = client._http.get("/dashboard/trajectories").json()
+        number = page["groups"][0]["number"]
+        html = client._http.get(f"/dashboard/trajectories/{number}/0").json()["html"]
+    assert "".join(re.findall(r">(\w)<", html)).endswith("hello")
+    with pytest.raises(ServerError, match="did not start"):
+        ServerProcess(tokenizer="/no/such/tokenizer")
 
 
 def test_a_service_that_is_told_to_stop_takes_its_leave(tmp_path: Path) -> None:

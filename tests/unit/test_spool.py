@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -294,6 +296,33 @@ def test_a_full_spool_takes_nothing_until_the_server_has_some(network: Network, 
         network.before = lambda: None
         assert client.post_group(make(3)) == "g-2"
     assert tags(network.server) == [1, 3]
+
+
+def test_a_disk_that_is_full_keeps_all_groups_of_a_post_or_none(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(network, tmp_path) as client:
+        assert client.spool is not None
+        write, written = client.spool._write, []
+
+        def fills(path: Path, content: bytes) -> None:
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            written.append(path)
+            write(path, content)
+
+        monkeypatch.setattr(client.spool, "_write", fills)
+        with pytest.raises(OSError, match="No space left"):
+            client.post_groups([make(1), make(2), make(3)])
+        assert files(tmp_path) == [] and client.spool.report["waiting"] == 0 and network.keys == []
+
+
+def test_threads_share_a_client(network: Network, tmp_path: Path) -> None:
+    with client_of(network, tmp_path) as client, ThreadPoolExecutor(4) as threads:
+        names = list(threads.map(lambda tag: client.post_group(make(tag)), map(float, range(12))))
+        assert client.spool is not None and client.spool.report["waiting"] == 0
+    assert len(set(names)) == 12
+    assert sorted(tags(network.server)) == list(range(12))
 
 
 def test_fsync_waits_for_the_disk(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
