@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from atropos_gym.errors import ConfigError, EngineError, TemplateError, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, TemplateError, VersionExpired
 
 __all__ = ["Refusal", "refusal_of"]
 
@@ -57,6 +57,8 @@ def refusal_of(error: Exception) -> Refusal | None:
         return error
     if isinstance(error, VersionExpired):
         return Refusal(str(error), 410, kind="server_error", code="version_expired")
+    if isinstance(error, ContextFull):
+        return Refusal(str(error), 400, code="context_length_exceeded", param="messages")
     if isinstance(error, EngineError):
         return Refusal(str(error), 503, kind="server_error", code="engine_error", retry=True)
     if isinstance(error, ConfigError | TemplateError):

@@ -7,17 +7,19 @@ calls and the letters of its text.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from atropos_gym.messages import Message, Reply
 
-__all__ = ["echo_of", "key_of", "text_of"]
+__all__ = ["Key", "echo_of", "key_of", "text_of"]
+
+Key = tuple[str, ...]
+"""What a message says: equal for two that say the same."""
 
 
-def key_of(message: Mapping[str, Any]) -> str:
+def key_of(message: Mapping[str, Any]) -> Key:
     """Returns what two messages that say the same have in common.
 
     White space in the assistant's does not count.
@@ -33,9 +35,9 @@ def key_of(message: Mapping[str, Any]) -> str:
     said = text_of(message.get("content"))
     if role == "assistant":
         said = _letters(said)
-    parts = [role, said, message.get("name"), message.get("tool_call_id"), _calls(message)]
-    whole = json.dumps(parts, sort_keys=True, default=repr)
-    return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    calls = _calls(message)
+    called = json.dumps(calls, sort_keys=True, default=repr) if calls else ""
+    return role, said, text_of(message.get("name")), text_of(message.get("tool_call_id")), called
 
 
 def echo_of(said: Message, reply: Reply, message: Mapping[str, Any]) -> int:

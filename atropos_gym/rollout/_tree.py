@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from atropos_gym.errors import TemplateError
 from atropos_gym.messages import Message, Reply
 from atropos_gym.rendering import ChatRenderer
-from atropos_gym.rollout._echo import echo_of, key_of
+from atropos_gym.rollout._echo import Key, echo_of, key_of
 from atropos_gym.rollout._tools import ToolForm
 
 __all__ = ["Prompt", "Said", "Tree", "line_of"]
@@ -99,7 +99,7 @@ def line_of(said: Said) -> list[Said]:
 class _Start:
     """A prompt that is no continuation, and what its messages are known by."""
 
-    keys: list[str]
+    keys: list[Key]
     prompt: Prompt
 
 
@@ -197,7 +197,7 @@ class Tree:
         prompt: Prompt,
         depth: int,
         messages: Sequence[Message],
-        keys: list[str],
+        keys: list[Key],
         tools: list[Any] | None,
     ) -> Prompt | None:
         """Follows a conversation from a prompt that holds its first messages to its end, where it leads."""
@@ -218,7 +218,7 @@ class Tree:
         return None
 
     def _follow(
-        self, said: Said, block: tuple[str, ...], messages: Sequence[Message], tools: list[Any] | None
+        self, said: Said, block: tuple[Key, ...], messages: Sequence[Message], tools: list[Any] | None
     ) -> Prompt:
         """Returns the prompt that goes on from a turn with what was said next."""
         if block in said.followed:
