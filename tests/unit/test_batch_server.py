@@ -130,8 +130,10 @@ def test_status_env_takes_its_number_as_a_query_or_as_a_body(started: LocalServe
         "max_group_size": 4,
         "env_weight": 1.0,
         "queue_groups": 2,
+        "self_queue_groups": 1,
         "policy_version": None,
         "finished": False,
+        "num_steps": 10,
     }
     assert started.get("/status-env", env_id=env_id) == expected
     assert started.call("GET", "/status-env", json={"env_id": env_id}).json() == expected
