@@ -15,7 +15,7 @@ else:
 
 __all__ = ["BrokenStream", "Inflater", "Squeezer", "squeezer"]
 
-FEED_BYTES = 2**15
+FEED_BYTES = 2**16
 """So much is looked at in one go: what lies behind the end of a short member is copied for the next one."""
 
 FASTEST = 1

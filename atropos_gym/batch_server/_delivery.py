@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.responses import Response
 from pydantic_core import to_json
@@ -28,6 +28,9 @@ CHUNK_BYTES = 256 * 1024
 
 LARGE_BYTES = 2**20
 """Groups that take more are written in a thread."""
+
+
+Result = TypeVar("Result")
 
 
 class BatchReply(Response):
@@ -111,23 +114,21 @@ class _Wanted:
         return pack(content) if self.form.packed else to_json(content), self.form.headers
 
     async def batch(self, lease: Lease) -> tuple[bytes, dict[str, str]]:
-        """Body and headers of a batch. Others get their turn after each group, and during large ones."""
-        pieces: list[bytes] = []
-        squeeze = None if self.form.coding is None else squeezer(self.form.coding)
-        todo = iter(self._msgpack_pieces(lease) if self.form.packed else self._json_pieces(lease))
-
-        def add_next() -> bool:
-            if (piece := next(todo, None)) is None:
-                return False
-            pieces.append(piece if squeeze is None else squeeze.compress(piece))
-            return True
-
+        """Body and headers of a batch. Others get their turn after each step, and during large ones."""
         large = any(len(group.packed.data) > LARGE_BYTES for group in lease.groups)
-        while await asyncio.to_thread(add_next) if large else add_next():
+        todo = iter(self._msgpack_pieces(lease) if self.form.packed else self._json_pieces(lease))
+        squeeze = None if self.form.coding is None else squeezer(self.form.coding)
+
+        async def step(work: Callable[..., Result], *arguments: Any) -> Result:
             await asyncio.sleep(0)
+            return await asyncio.to_thread(work, *arguments) if large else work(*arguments)
+
+        pieces: list[bytes] = []
+        while (piece := await step(next, todo, None)) is not None:
+            pieces.append(piece if squeeze is None else await step(squeeze.compress, piece))
         if squeeze is None:
             return b"".join(pieces), self.form.headers
-        pieces.append(squeeze.flush())
+        pieces.append(await step(squeeze.flush))
         return b"".join(pieces), {**self.form.headers, "content-encoding": str(self.form.coding)}
 
     @staticmethod

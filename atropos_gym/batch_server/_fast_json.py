@@ -21,6 +21,8 @@ __all__ = ["read_json_groups"]
 MOST_CONTAINERS = 20_000
 """Lists and objects from which on a body is not plain: each costs time, however short it is."""
 
+SELDOM = 200
+
 DEEP = 150
 """Brackets in free fields from which on their nesting is looked at; the validator allows 200 levels."""
 
@@ -34,9 +36,8 @@ def read_json_groups(body: bytes, *, many: bool) -> list[Incoming] | None:
     """
     if simdjson is None or (b"\\" in body and b"\\u005b" in body.lower()):
         return None
-    characters = np.frombuffer(body, np.uint8)  # five times as fast as bytes.count
-    brackets, braces = (np.count_nonzero(characters == ord(one)) for one in "[{")
-    if brackets + braces > MOST_CONTAINERS:
+    brackets = _count(body, b"[")
+    if brackets + _count(body, b"{") > MOST_CONTAINERS:
         return None
     try:
         root = simdjson.Parser().parse(body)
@@ -50,6 +51,16 @@ def read_json_groups(body: bytes, *, many: bool) -> list[Incoming] | None:
     if brackets != many + sum(source.brackets for source in sources):
         return None
     return incoming
+
+
+def _count(body: bytes, one: bytes) -> int:
+    """How often a character occurs. Where that is seldom, searching is ten times as fast as counting."""
+    at = -1
+    for found in range(SELDOM):
+        at = body.find(one, at + 1)
+        if at < 0:
+            return found
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(one)))
 
 
 class _JsonGroup:
