@@ -18,7 +18,7 @@ from atropos_gym.model_server.app import create_app
 
 __all__ = ["ModelServer", "listen", "serve"]
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 1.0
 """How long requests in progress may take once the server is told to stop."""
 
 
