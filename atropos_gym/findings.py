@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Status", "fit", "table", "verdict"]
+__all__ = ["Finding", "Status", "faults", "fit", "table", "verdict"]
 
 #: ``ok``; ``note``: worth knowing, training is right; ``wrong``: training on it would be wrong.
 Status = Literal["ok", "note", "wrong"]
@@ -38,6 +38,20 @@ class Finding:
 def fit(findings: Sequence[Finding]) -> bool:
     """Returns whether training is right: no finding is ``wrong``."""
     return all(finding.status != "wrong" for finding in findings)
+
+
+def faults(findings: Sequence[Finding]) -> str:
+    """Returns all that is ``wrong``, with remedies, in one line; empty where nothing is.
+
+    Example:
+        >>> faults([Finding("bos", "wrong", "written 2 times", "leave it out of the template")])
+        'bos: written 2 times -> leave it out of the template'
+    """
+    return "; ".join(
+        f"{finding.name}: {finding.detail}" + (f" -> {finding.remedy}" if finding.remedy else "")
+        for finding in findings
+        if finding.status == "wrong"
+    )
 
 
 def table(findings: Sequence[Finding], width: int = 100) -> str:

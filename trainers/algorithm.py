@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.engines.checks import agreement
 from atropos_gym.errors import ConfigError, EngineUnfit, MissingData
-from atropos_gym.findings import Finding
+from atropos_gym.findings import Finding, faults
 from atropos_gym.tokenizers import Tokenizer
 from atropos_gym.trainers._model import base_model, max_context_of, tokenizer_of
 from atropos_gym.trainers._parts import Parts, RunFolder, save_whole, torch_threads
@@ -275,12 +275,8 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         engine, parts, reference = self.engine, self._parts, self.reference()
         with torch_threads(self._threads):
             findings: list[Finding] = parts.sync(engine.check(reference))
-            faults = [found for found in findings if found.status == "wrong"]
-            if faults:
-                raise EngineUnfit(
-                    f"engine {engine.model} is not fit to train with: "
-                    + "; ".join(f"{f.name}: {f.detail}" + f" -> {f.remedy}" * bool(f.remedy) for f in faults)
-                )
+            if said := faults(findings):
+                raise EngineUnfit(f"engine {engine.model} is not fit to train with: {said}")
             parts.noise = parts.sync(agreement(engine, reference)).rms
         parts.checked = True
         return findings

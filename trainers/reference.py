@@ -21,7 +21,7 @@ __all__ = ["LearnerReference"]
 
 CANARY_SEED = 0xCA9A
 #: How far the canary changes a layer's output, tried in this order.
-SIZES = tuple(2.0**k for k in range(-6, 7))
+SIZES = tuple(4.0**k for k in range(-3, 4))
 
 
 class LearnerReference:

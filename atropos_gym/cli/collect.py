@@ -12,6 +12,7 @@ from typing import Any
 from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
+from atropos_gym.cli.engines import require_fit
 from atropos_gym.cli.environment import find_env, find_function, make_env
 from atropos_gym.cli.player import open_engine, with_saved_run
 from atropos_gym.cli.progress import Show
@@ -44,6 +45,7 @@ def run(command: Command) -> int:
     sampling = SamplingParams(max_tokens=limit, temperature=config.temperature)
     with open_engine(config) as engine:
         if config.to is not None:
+            require_fit(engine)
             _serve(config, config.to, engine, sampling, show, options)
         else:
             assert config.out is not None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import uuid
 from typing import Any
 
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.models import find_model
 from atropos_gym.engines import make_engine
 from atropos_gym.engines.base import Engine
-from atropos_gym.errors import ConfigError
+from atropos_gym.errors import ConfigError, EngineUnfit
+from atropos_gym.findings import faults
 
-__all__ = ["check_engine_settings", "kind_of", "open_named"]
+__all__ = ["check_engine_settings", "kind_of", "open_named", "require_fit"]
 
 
 def kind_of(spec: str) -> str:
@@ -69,6 +72,20 @@ def open_named(config: Config) -> Engine:
         model = None
     elif kind == "vllm" and ":" in spec:
         options.setdefault("api_key", os.environ.get("VLLM_API_KEY"))
+        # Adapters of two services at one server have names of their own: each unloads what it has loaded.
+        options.setdefault("run", f"{config.name or 'collect'}-{uuid.uuid4().hex[:6]}")
     elif kind == "vllm":
         options.setdefault("dtype", config.dtype)
     return make_engine(spec, model=model, **options)
+
+
+def require_fit(engine: Engine) -> None:
+    """Tries an engine in another process as far as that goes without a learner.
+
+    Raises:
+        EngineUnfit: training with it would be wrong; the message has every finding and remedy.
+    """
+    if getattr(engine, "in_process", False):
+        return
+    if said := faults(asyncio.run(engine.check())):
+        raise EngineUnfit(f"engine {engine.model} is not fit to train with: {said}")
