@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -115,60 +115,48 @@ class RetryPolicy:
         return seconds * random.uniform(0.5, 1.0)
 
 
-@dataclass(slots=True, eq=False)
 class Endpoint:
     """A server at one URL. All its methods run on one event loop.
+
+    Each connection has a client of its own, the one used last is used next: httpx looks at every connection
+    of a shared pool for every request, which costs milliseconds where hundreds are open.
 
     Args:
         url: where it is, without a path.
         api_key: sent as a bearer token.
-        connections: most at a time.
         transport: instead of the network, for tests.
 
     Attributes:
+        running: requests on their way.
         seen: it answered before.
         down: connections fail; set by whoever notices, cleared by any answer.
-        running: requests on their way.
 
     Raises:
         ConfigError: no URL.
     """
 
-    url: str
-    api_key: str | None = None
-    connections: int = 1024
-    transport: httpx.AsyncBaseTransport | None = None
-    running: int = 0
-    seen: bool = False
-    down: bool = False
-    _client: httpx.AsyncClient | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        parts = httpx.URL(self.url)
+    def __init__(
+        self, url: str, api_key: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise ConfigError(f"an engine's URL is such as http://127.0.0.1:8000, got {self.url!r}")
+            raise ConfigError(f"an engine's URL is such as http://127.0.0.1:8000, got {url!r}")
         self.url = str(parts).rstrip("/").removesuffix("/v1")
-
-    @property
-    def client(self) -> httpx.AsyncClient:
-        """The connections, made on first use."""
-        if self._client is None:
-            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-            if self.api_key:
-                headers["Authorization"] = f"Bearer {self.api_key}"
-            self._client = httpx.AsyncClient(
-                base_url=self.url,
-                headers=headers,
-                transport=self.transport,
-                trust_env=not _is_loopback(httpx.URL(self.url).host),  # no proxy for this machine
-                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),  # the caller has the deadline
-                limits=httpx.Limits(
-                    max_connections=self.connections,
-                    max_keepalive_connections=self.connections,
-                    keepalive_expiry=_KEEP_IDLE,
-                ),
-            )
-        return self._client
+        self.running = 0
+        self.seen = False
+        self.down = False
+        self._transport = transport
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._options: dict[str, Any] = {
+            "transport": transport,
+            "trust_env": not _is_loopback(parts.host),  # no proxy for this machine
+            "limits": httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_IDLE),
+        }
+        self._urls: dict[str, httpx.URL] = {}
+        self._clients: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []
 
     async def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """Tries once.
@@ -176,16 +164,17 @@ class Endpoint:
         Raises:
             Passing: no connection, no whole answer, 429 or 5xx.
         """
+        request = self._request(method, path, None if body is None else orjson.dumps(body))
+        client = self._free.pop() if self._free else self._new_client()
         self.running += 1
         try:
-            response = await self.client.request(
-                method, path, content=None if body is None else orjson.dumps(body)
-            )
+            response = await client.send(request)
         except (httpx.TransportError, httpx.StreamError, OSError) as error:
             message = f"no answer from {self.url}: {error or type(error).__name__}; is the server running?"
             raise Passing(message, "connection") from error
         finally:
             self.running -= 1
+            self._free.append(client)
         self.seen, self.down = True, False
         answer = Answer(response.status_code, response.content)
         if answer.status == 429 or answer.status >= 500:
@@ -197,10 +186,27 @@ class Endpoint:
             )
         return answer
 
+    def _request(self, method: str, path: str, content: bytes | None) -> httpx.Request:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(self.url + path)
+        timeout = {"connect": _CONNECT_SECONDS, "read": None, "write": None, "pool": None}  # callers have one
+        return httpx.Request(
+            method, url, headers=self._headers, content=content, extensions={"timeout": timeout}
+        )
+
+    def _new_client(self) -> httpx.AsyncClient:
+        if self._transport is None and "verify" not in self._options:
+            self._options["verify"] = httpx.create_ssl_context()  # slow to make, and the same for all
+        client = httpx.AsyncClient(**self._options)
+        self._clients.append(client)
+        return client
+
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
-        if self._client is not None:
-            await self._client.aclose()
+        clients, self._clients, self._free = self._clients, [], []
+        for client in clients:
+            await client.aclose()
 
 
 def _retry_after(header: str) -> float | None:

@@ -25,7 +25,7 @@ from atropos_gym.engines._vllm_adapters import check_adapter, model_shapes
 from atropos_gym.engines._vllm_folders import SharedFolder
 from atropos_gym.engines._vllm_replica import VLLMReplica
 from atropos_gym.engines._vllm_requests import Request, Requests
-from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams
+from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode
 from atropos_gym.engines.replicas import Router
 from atropos_gym.errors import ConfigError, ContextFull, EngineError, EngineTimeout, VersionExpired
 from atropos_gym.findings import Finding
@@ -75,6 +75,8 @@ class VLLMEngine(ServesVersions):
         min_room: fewest ids that a completion must have room for.
         transport: of httpx, instead of the network; for tests.
         server: closed with the engine.
+        swap: how a published version comes into force: ``"hot_swap"``, beside the older ones; ``"restart"``,
+            alone, on a ``server`` that is started anew; ``"none"``, never.
 
     Attributes:
         tokenizer: what its ids mean.
@@ -114,12 +116,20 @@ class VLLMEngine(ServesVersions):
         min_room: int = 1,
         transport: httpx.AsyncBaseTransport | None = None,
         server: VLLMServer | None = None,
+        swap: SwapMode = "hot_swap",
     ) -> None:
         if not run or "/" in run:
             raise ConfigError(f"run names adapters and must be a plain word, got {run!r}")
         if min_room < 1:
             raise ConfigError(f"min_room must be >= 1, got {min_room}")
-        self._versions = VersionTable(max_live_versions, publish_timeout, self._unload)
+        if swap == "in_place":
+            raise ConfigError(
+                "swap='in_place': vLLM would read the folder again at every step and mix versions in its prefix "
+                "cache; use 'hot_swap', with version='turn' in the collector to change between turns"
+            )
+        if swap == "restart" and server is None:
+            raise ConfigError("swap='restart' starts the server anew: launch it (engine 'vllm'), or hot_swap")
+        self._versions = VersionTable(max_live_versions, publish_timeout, self._unload, swap)
         self.counters: Counter[str] = self._versions.counters
         self.run = run
         self._min_room = min_room
@@ -133,9 +143,7 @@ class VLLMEngine(ServesVersions):
             if limit < 1:
                 raise ConfigError(f"{lane}_concurrency must be >= 1, got {limit}")
         urls = [url] if isinstance(url, str) else list(url)
-        endpoints = [
-            Endpoint(one, api_key, connections=sum(limits.values()) + 8, transport=transport) for one in urls
-        ]
+        endpoints = [Endpoint(one, api_key, transport=transport) for one in urls]
         self._router = Router(
             [
                 VLLMReplica(
@@ -230,7 +238,15 @@ class VLLMEngine(ServesVersions):
         request = self._request(prompt_ids, params, n, lane, affinity)
         number = -1
         while True:
-            last, number = number, self._versions.enter_requests(version)
+            if version is None:  # who holds one plays on through a restart
+                await self._versions.admitted()
+            try:
+                last, number = number, self._versions.enter_requests(version)
+            except VersionExpired as error:
+                if self._versions.passing(version):
+                    continue
+                self._lost(error)
+                raise
             try:
                 return await self._under(number, request)
             except VersionExpired as error:
@@ -315,6 +331,8 @@ class VLLMEngine(ServesVersions):
         folder = Path(adapter).expanduser().absolute()
 
         async def load() -> None:
+            if self.swap == "restart" and self._server is not None:
+                await asyncio.to_thread(self._server.restart)
             await self._load(version, f"{self.run}-v{version}", folder)
 
         with self.traffic.publishing():

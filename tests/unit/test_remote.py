@@ -126,7 +126,7 @@ def test_no_proxy_to_this_machine(url: str, proxied: bool, monkeypatch: pytest.M
 
     async def main() -> bool:
         endpoint = Endpoint(url)
-        found = any(transport is not None for transport in endpoint.client._mounts.values())
+        found = any(transport is not None for transport in endpoint._new_client()._mounts.values())
         await endpoint.close()
         return found
 
