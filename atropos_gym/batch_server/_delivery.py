@@ -18,6 +18,7 @@ from atropos_gym.batch_server._desk import Desk, settle, watch
 from atropos_gym.batch_server._forms import Form
 from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.parts import Part
 from atropos_gym.batch_server.stock import Request
 
@@ -74,7 +75,9 @@ class BatchReply(Response):
     async def _hand_over(self, lease: Lease, wanted: _Wanted, gone: Callable[[], bool], send: Send) -> bool:
         """Sends a batch; returns whether the client was there up to the last byte."""
         counts = {"x-batch-sequences": str(lease.sequences), "x-batch-groups": str(lease.group_count)}
-        body, headers = await wanted.batch(lease)
+        fetched = self.desk.store.fetch(lease)
+        groups = fetched.result() if fetched.done() else await asyncio.wrap_future(fetched)
+        body, headers = await wanted.batch(lease, groups)
         await _start(send, len(body), headers | counts)
         # All but the last byte, then one empty piece that waits until the socket has taken them. A client
         # that has everything may close at once, so after the last byte its leaving would mean nothing.
@@ -113,10 +116,10 @@ class _Wanted:
         """Body and headers of a short answer."""
         return pack(content) if self.form.packed else to_json(content), self.form.headers
 
-    async def batch(self, lease: Lease) -> tuple[bytes, dict[str, str]]:
+    async def batch(self, lease: Lease, groups: list[PackedGroup]) -> tuple[bytes, dict[str, str]]:
         """Body and headers of a batch. Others get their turn after each step, and during large ones."""
-        large = any(len(group.packed.data) > LARGE_BYTES for group in lease.groups)
-        todo = iter(self._msgpack_pieces(lease) if self.form.packed else self._json_pieces(lease))
+        large = any(len(group.data) > LARGE_BYTES for group in groups)
+        todo = iter((self._msgpack_pieces if self.form.packed else self._json_pieces)(lease, groups))
         squeeze = None if self.form.coding is None else squeezer(self.form.coding)
 
         async def step(work: Callable[..., Result], *arguments: Any) -> Result:
@@ -132,9 +135,8 @@ class _Wanted:
         return b"".join(pieces), {**self.form.headers, "content-encoding": str(self.form.coding)}
 
     @staticmethod
-    def _json_pieces(lease: Lease) -> Iterable[bytes]:
+    def _json_pieces(lease: Lease, groups: list[PackedGroup]) -> Iterable[bytes]:
         about = to_json(_about(lease))[1:]
-        groups = [group.packed for group in lease.groups]
         return chain(
             (b'{"batch":[' + b"".join(group.to_json() for group in groups[:1]),),  # a part may be empty
             (b"," + group.to_json() for group in groups[1:]),
@@ -142,13 +144,12 @@ class _Wanted:
         )
 
     @staticmethod
-    def _msgpack_pieces(lease: Lease) -> Iterable[bytes]:
+    def _msgpack_pieces(lease: Lease, groups: list[PackedGroup]) -> Iterable[bytes]:
         about = _about(lease)
         # A map of 1 + len(about) pairs, its first key, and an array of so many items; then the items.
-        count = lease.group_count
-        yield bytes([0x80 | (1 + len(about))]) + pack("batch") + b"\xdd" + count.to_bytes(4, "big")
-        for group in lease.groups:
-            yield pack(group.packed.to_map())
+        yield bytes([0x80 | (1 + len(about))]) + pack("batch") + b"\xdd" + len(groups).to_bytes(4, "big")
+        for group in groups:
+            yield pack(group.to_map())
         yield b"".join(pack(one) for pair in about.items() for one in pair)
 
 
