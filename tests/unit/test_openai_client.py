@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from atropos_gym.engines import ScriptedEngine
+from atropos_gym.engines import SamplingParams, ScriptedEngine, VLLMEngine
 from atropos_gym.engines.scripted import Call
 from atropos_gym.errors import EngineError
 from atropos_gym.model_server import AgentCollector
-from atropos_gym.rendering import ChatRenderer
+from atropos_gym.rendering import ChatRenderer, chat_renderer
 from atropos_gym.tokenizers import load_tokenizer
+from tests.tools.fake_vllm import FakeVLLM
 from tests.tools.imitation_tokenizers import tiny_tokenizer
+from tests.tools.recording import Recording, check_against
 from tests.unit.model_server_cases import BASE, Front, fronted
 from tests.unit.rollout_cases import saying
 from tests.unit.session_cases import CALLS
@@ -148,7 +150,7 @@ def check_wire(group: Any, engine: Any) -> int:
     return turns
 
 
-class Recording:
+class Kept:
     """An engine whose calls are kept, as the scripted one keeps its own."""
 
     def __init__(self, engine: Any) -> None:
@@ -175,7 +177,7 @@ def test_the_tiny_model_speaks_through_the_front() -> None:
     from atropos_gym.trainers.tiny import tiny_model
 
     model: Any = tiny_model()
-    engine = Recording(HFEngine(base=model.state_dict(), config=model.config, tokenizer="bytes"))
+    engine = Kept(HFEngine(base=model.state_dict(), config=model.config, tokenizer="bytes"))
 
     async def collect() -> Any:
         async with fronted(engine) as front:
@@ -200,6 +202,37 @@ def test_the_tiny_model_speaks_through_the_front() -> None:
     asyncio.run(engine.close())
     assert [group.failures for group in groups] == [[], []]
     assert sum(check_wire(group.group, engine) for group in groups) == len(engine.calls) == 24
+
+
+@pytest.mark.parametrize("fault", [None, "500", "429", "reset", "abort"])
+def test_what_a_vllm_server_sampled_is_what_the_group_holds(fault: str | None) -> None:
+    renderer = chat_renderer("bytes")
+    words = policy(renderer, cut=True)
+
+    def script(prompt: list[int], seed: int, request: dict[str, Any]) -> list[int]:
+        return list(words._script(tuple(prompt), SamplingParams(max_tokens=512, seed=seed), 0))
+
+    fake = FakeVLLM(script=script, max_model_len=4096)
+    recording = Recording(fake.transport())
+    if fault is not None:
+        fake.inject(fault, times=2)
+
+    async def collect() -> Any:
+        engine = VLLMEngine("http://fake", transport=recording, tokenizer="bytes", retry_pause=0.0)
+        async with fronted(engine) as front:
+
+            async def agent(base_url: str, api_key: str, start: str) -> float:
+                return await calculator(client_of(front.app, base_url, api_key), start, stream=False)
+
+            collector = AgentCollector(agent, BASE, group_size=3, transport=front.http._transport)
+            played = await collector.collect(["What is 2 + 3?"])
+        await engine.close()
+        return played
+
+    [played] = asyncio.run(collect())
+    assert played.failures == []
+    replies = sum(member["replies"] for member in played.report["members"])
+    assert check_against(played.group, recording) == replies >= 6
 
 
 # --- the client's other ways ---
