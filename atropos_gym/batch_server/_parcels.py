@@ -33,7 +33,7 @@ MAX_HOLD_SECONDS = 240.0
 MAX_LIST_BYTES = 32 * 2**20
 """Groups are sent in lists of about this size at most."""
 
-REFUSALS = (400, 413, 415, 422)
+REFUSALS = (400, 413, 422)
 """Statuses that are about what was posted: the same post would be refused again."""
 
 

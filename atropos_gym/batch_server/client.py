@@ -122,6 +122,8 @@ class _Client:
         if forms := response.headers.get("accept-post"):
             self._packed = MSGPACK in forms
         status = response.status_code
+        if status == 415:  # it says otherwise now
+            self._packed = False
         return (status >= 500 or status in RETRIED) and status not in call.final
 
     def _request(self, call: Call[T]) -> dict[str, Any]:

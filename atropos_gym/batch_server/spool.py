@@ -12,6 +12,7 @@ it a text that says why.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -35,6 +36,8 @@ except ImportError:  # Windows: two processes in one folder are not noticed
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Kept", "Spool"]
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})\.(msgpack|json)")
 KINDS = {MSGPACK: "msgpack", JSON: "json"}
@@ -152,11 +155,16 @@ class Spool:
     def body(self, kept: Kept, *, packed: bool) -> Body | None:
         """Reads a group's body, in JSON unless the server reads msgpack.
 
-        A file that a power failure cut off is set aside; then there is none.
+        A file that a power failure cut off is set aside; then there is none, as where somebody removed it.
         """
         if kept.body is not None and (packed or kept.body.media_type == JSON):
             return kept.body
-        content = kept.path.read_bytes()
+        try:
+            content = kept.path.read_bytes()
+        except FileNotFoundError:
+            log.warning("somebody removed %s: it is not posted", kept.path)
+            self._forget(kept)
+            return None
         try:
             group = _group(kept, content)
         except ValueError as error:

@@ -235,6 +235,28 @@ def test_another_server_in_its_place_gets_json() -> None:
     assert forms == [JSON, MSGPACK, MSGPACK, JSON]
 
 
+def test_a_server_that_does_not_take_msgpack_after_all_gets_json_next() -> None:
+    forms: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        forms.append(request.headers["content-type"])
+        if forms[-1] == MSGPACK:
+            return httpx.Response(415, json={"detail": "JSON only"})
+        headers = {"Accept-Post": f"{JSON}, {MSGPACK}"} if len(forms) == 1 else {}
+        return httpx.Response(200, json={"status": "received"}, headers=headers)
+
+    async def story() -> None:
+        async with AsyncBatchClient(URL, transport=httpx.MockTransport(answer)) as client:
+            made = ScoredDataGroup.model_validate(group(1))
+            await client.post_group(made)
+            with pytest.raises(ServerError, match="JSON only"):
+                await client.post_group(made)
+            await client.post_group(made)
+
+    asyncio.run(story())
+    assert forms == [JSON, MSGPACK, JSON]
+
+
 def test_lists_are_one_form() -> None:
     made = ScoredDataGroup.model_validate(group(1))
     many = body_of_list([body_of(made, packed=True)] * 20)

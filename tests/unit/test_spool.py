@@ -271,6 +271,20 @@ def test_what_was_never_complete_is_not_posted(network: Network, tmp_path: Path)
     assert "the file is not complete" in reason.read_text()
 
 
+def test_a_file_that_somebody_removed_is_not_waited_for(
+    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path)
+    kept = spool.keep([make(1), make(2)])
+    spool.close()
+    with client_of(network, tmp_path) as client, caplog.at_level(logging.WARNING):
+        kept[0].path.unlink()
+        client.post_left()
+        assert client.spool is not None and client.spool.report["waiting"] == 0
+    assert f"somebody removed {kept[0].path}" in caplog.text
+    assert tags(network.server) == [2]
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     first = Spool(tmp_path)
     with pytest.raises(ConfigError, match=f"spool {tmp_path} is used by another process"):
