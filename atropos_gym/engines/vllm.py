@@ -124,8 +124,8 @@ class VLLMEngine(ServesVersions):
             raise ConfigError(f"min_room must be >= 1, got {min_room}")
         if swap == "in_place":
             raise ConfigError(
-                "swap='in_place': vLLM would read the folder again at every step and mix versions in its prefix "
-                "cache; use 'hot_swap', with version='turn' in the collector to change between turns"
+                "swap='in_place': vLLM would read the folder again at every step and mix versions in its "
+                "prefix cache; use 'hot_swap', with version='turn' in the collector to change between turns"
             )
         if swap == "restart" and server is None:
             raise ConfigError("swap='restart' starts the server anew: launch it (engine 'vllm'), or hot_swap")
