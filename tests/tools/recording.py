@@ -18,7 +18,8 @@ class Recording(httpx.AsyncBaseTransport):
         inner: what reaches the server.
 
     Attributes:
-        sampled: (prompt ids, sampled ids, logprobs) of every choice that was answered.
+        sampled: (prompt ids, sampled ids, logprobs) of every choice that was answered; what is above 0 is
+            rounding and 0.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
@@ -42,7 +43,7 @@ class Recording(httpx.AsyncBaseTransport):
         except ValueError:  # a fake that answers garbage
             return
         for choice in choices:
-            logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+            logprobs = [min(x, 0.0) for x in (choice.get("logprobs") or {}).get("token_logprobs") or ()]
             ids = choice.get("token_ids") or ()
             self.sampled[tuple(asked["prompt"]), tuple(ids), tuple(logprobs)] += 1
 
