@@ -44,7 +44,7 @@ class PostReply(Response):
         arrived = False
         try:
             async with watch(receive) as gone:
-                if not self.replayed:
+                if not self.replayed and self.desk.store.crowded:
                     self.desk.store.save()
                     await self.desk.hold_post(lambda: not self.desk.store.crowded, gone)
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

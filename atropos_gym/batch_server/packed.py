@@ -48,6 +48,9 @@ OWN_MEMORY_BYTES = 64 * 1024
 """From so many bytes on a group lies in pages of its own; on the heap, among bodies that come and go, groups
 that stay would leave holes: with eight senders, a quarter of what the groups take."""
 
+AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
+"""Linux then gives all pages in one go, in half the time."""
+
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
@@ -178,8 +181,8 @@ class PackedGroup:
         """
         columns = self.columns()
         before, after = self._texts()
-        pieces = [b'{"tokens":', _json(columns.rows(columns.tokens))]
-        pieces += [b',"masks":', _json(columns.rows(columns.wire_masks()))]
+        pieces = [b'{"tokens":', _json_rows(columns, columns.tokens)]
+        pieces += [b',"masks":', _json_rows(columns, columns.wire_masks())]
         pieces += [b',"scores":', _json(columns.scores)]
         for name in FLOATS[:2]:
             pieces += [b',"', name.encode(), b'":', _json_or_null(columns, name)]
@@ -263,7 +266,7 @@ def _joined(pieces: list[bytes]) -> bytes | memoryview:
     size = sum(map(len, pieces))
     if size < OWN_MEMORY_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return b"".join(pieces)
-    own = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    own = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | AT_ONCE)
     for piece in pieces:
         own.write(piece)
     return memoryview(own).toreadonly()
@@ -296,7 +299,12 @@ def _json(values: Any) -> bytes:
 
 def _json_or_null(columns: Columns, name: str) -> bytes:
     values = columns.floats.get(name)
-    return b"null" if values is None else _json(columns.rows(values))
+    return b"null" if values is None else _json_rows(columns, values)
+
+
+def _json_rows(columns: Columns, column: NDArray[Any]) -> bytes:
+    """A column as JSON, row by row: while the encoder writes, no other thread runs."""
+    return b"[" + b",".join(map(_json, columns.rows(column))) + b"]"
 
 
 def _bins(columns: Columns, column: NDArray[Any]) -> list[bytes]:

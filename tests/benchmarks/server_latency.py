@@ -15,6 +15,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -97,21 +98,22 @@ def main() -> None:
     parser.add_argument("--producers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn").Process
-    with tempfile.TemporaryDirectory() as folder, ServerProcess(store=Path(folder) / "store") as server:
-        with BatchClient(server.url) as client:
-            client.register(batch_size=BATCH)
-            client.batch()
-            for what, target, arguments in (
-                (f"{options.producers} producers of {ROWS} x {LENGTH} tokens", load, (options.producers,)),
-                (f"one producer of {BATCH} x 32768 tokens", load_huge, ()),
-            ):
-                print(what)
+    phases: list[tuple[str, Callable[..., None], tuple[int, ...]]] = [
+        (f"{options.producers} producers of {ROWS} x {LENGTH} tokens", load, (options.producers,)),
+        (f"one producer of {BATCH} x 32768 tokens", load_huge, ()),
+    ]
+    for what, target, arguments in phases:
+        print(what)
+        with tempfile.TemporaryDirectory() as folder, ServerProcess(store=Path(folder) / "store") as server:
+            with BatchClient(server.url) as client:
+                client.register(batch_size=BATCH)
+                client.batch()
                 stop = time.time() + options.seconds + 5
-                worker = spawn(target=target, args=(server.url, *arguments, stop))
+                worker = multiprocessing.get_context("spawn").Process(
+                    target=target, args=(server.url, *arguments, stop)
+                )
                 worker.start()
-                step = client.status()["current_step"]
-                while client.status()["current_step"] == step and worker.is_alive():
+                while client.status()["current_step"] == 0 and worker.is_alive():
                     time.sleep(0.1)
                 measure(server.url, options.seconds)
                 worker.join()
