@@ -1,0 +1,142 @@
+"""How soon a version is served, and what swapping costs those who are being served, on a vLLM server.
+
+    python tests/benchmarks/vllm_swaps.py --python .venv-vllm/bin/python --repeats 10 --seconds 180
+
+First, on an idle server: from the end of an optimizer step to the version being saved, loaded and announced,
+and from there to its first id, beside the same request on a version that has been loaded for a while (another
+prompt of the same length, so that neither is in the prefix cache). Then, under load, ids a second while one
+version is served and while a new one comes every few seconds, in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _vllm import arguments, engine_of, learner, step
+
+from atropos_gym.engines import SamplingParams, VLLMEngine
+from atropos_gym.trainers.adapters import save_adapter
+
+PROMPT, REPLY = 84, 32
+
+
+class Versions:
+    """Steps of a learner, published one after another."""
+
+    def __init__(self, engine: VLLMEngine, model: Any, folder: Path) -> None:
+        self.engine = engine
+        self.model = model
+        self.folder = folder
+        self.last = 0
+
+    async def next(self) -> tuple[float, float]:
+        """Makes a step and publishes it; returns seconds of saving, and of loading and announcing."""
+        step(self.model)
+        self.last += 1
+        begin = time.perf_counter()
+        folder = await asyncio.to_thread(save_adapter, self.model, self.folder / f"v{self.last}")
+        saved = time.perf_counter()
+        await self.engine.publish(self.last, folder)
+        return saved - begin, time.perf_counter() - saved
+
+
+async def first_id(engine: VLLMEngine, version: int) -> float:
+    """Seconds to the first id after a prompt that nothing has seen."""
+    prompt = [random.randrange(100, 40_000) for _ in range(PROMPT)]
+    begin = time.perf_counter()
+    await engine.generate(prompt, SamplingParams(max_tokens=1), version=version)
+    return time.perf_counter() - begin
+
+
+async def latency(engine: VLLMEngine, versions: Versions, repeats: int) -> None:
+    """Prints how soon a version is served."""
+    rows = []
+    for _ in range(repeats):
+        saved, loaded = await versions.next()
+        fresh = await first_id(engine, versions.last)
+        await first_id(engine, versions.last)
+        known = await first_id(engine, versions.last)
+        rows.append((saved, loaded, saved + loaded, fresh, known, fresh / known))
+    print("seconds              " + "".join(f"{name:>11}" for name in ("median", "best", "worst")))
+    names = (
+        "saved",
+        "loaded, announced",
+        "both (bar 1.0)",
+        "first id, new",
+        "first id, loaded",
+        "ratio (bar 1.3)",
+    )
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        values = (statistics.median(column), min(column), max(column))
+        print(f"{name:<21}" + "".join(f"{value:>11.3f}" for value in values), flush=True)
+
+
+async def throughput(
+    engine: VLLMEngine, versions: Versions, seconds: float, every: float | None, clients: int
+) -> float:
+    """Ids a second over a while; ``every``: seconds between swaps, None for none."""
+    stop = time.perf_counter() + seconds
+    ids = 0
+
+    async def client() -> None:
+        nonlocal ids
+        while time.perf_counter() < stop:
+            prompt = [random.randrange(100, 40_000) for _ in range(PROMPT)]
+            for turn in await engine.generate(prompt, SamplingParams(max_tokens=REPLY)):
+                ids += len(turn.ids) * (time.perf_counter() < stop)
+
+    async def swap() -> None:
+        while every is not None and (left := stop - time.perf_counter()) > 0:
+            await asyncio.sleep(min(every, left))
+            if time.perf_counter() < stop:
+                await versions.next()
+
+    await asyncio.gather(swap(), *(client() for _ in range(clients)))
+    return ids / seconds
+
+
+async def swapping(engine: VLLMEngine, versions: Versions, options: Any) -> None:
+    """Prints ids a second with and without swaps, in turn."""
+    found: dict[float | None, list[float]] = {None: [], options.every: []}
+    for _ in range(options.rounds):
+        for every in found:
+            before = versions.last
+            rate = await throughput(engine, versions, options.seconds, every, options.clients)
+            found[every].append(rate)
+            print(
+                f"{rate:7.2f} ids/s with {versions.last - before} swaps in {options.seconds:g} s", flush=True
+            )
+    still, swapped = (statistics.mean(rates) for rates in found.values())
+    print(f"swapping / not = {swapped:.2f} / {still:.2f} = {swapped / still:.3f} (bar 0.85)")
+    print({name: count for name, count in engine.counters.items() if count})
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each stretch under load")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between swaps")
+    parser.add_argument("--clients", type=int, default=16)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, engine_of(options, publish_timeout=600) as engine:
+        versions = Versions(engine, learner(options.model), Path(folder))
+
+        async def both() -> None:
+            await versions.next()
+            if options.repeats:
+                await latency(engine, versions, options.repeats)
+            if options.rounds:
+                await swapping(engine, versions, options)
+
+        asyncio.run(both())
+
+
+if __name__ == "__main__":
+    main()
