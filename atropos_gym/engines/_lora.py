@@ -7,10 +7,8 @@ version and layer and nothing is copied. Base weights are never merged with anyt
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from atropos_gym.engines._adapter_config import check_adapter_config, read_adapter_config, target_matcher
 from atropos_gym.errors import EngineError
 
-__all__ = ["AdapterPlan", "Adapters", "LoraLinear", "check_adapter_config"]
+__all__ = ["AdapterPlan", "Adapters", "LoraLinear"]
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-
-# Settings of peft that make an adapter compute something else than x @ A.T @ B.T * scale. Any other value is
-# refused by name: applying the adapter in part would sample from another policy without an error.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "lora_bias": (False, None),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None, {}),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "fan_in_fan_out": (False, None),
-    "velora_config": (None, {}),
-    "monteclora_config": (None, {}),
-    "arrow_config": (None, {}),
-    "kasa_config": (None, {}),
-}
 
 
 class AdapterPlan:
@@ -145,11 +122,10 @@ class Adapters:
             EngineError: a file is missing or unreadable, a setting is not supported, or a tensor does not
                 fit; the message names it.
         """
-        config = _read_config(folder)
+        config = read_adapter_config(folder)
         rank, scale = check_adapter_config(config, folder)
         pairs = self._read_pairs(folder, rank)
-        if config.get("layers_to_transform") is None and not config.get("exclude_modules"):
-            self._check_targets(config.get("target_modules"), pairs, folder)
+        self._check_targets(config, pairs, folder)
         return {name: (a, b * scale) for name, (a, b) in pairs.items()}
 
     def install(self, version: int, pairs: dict[str, tuple[Tensor, Tensor]]) -> None:
@@ -203,8 +179,10 @@ class Adapters:
         # Copies: loaded tensors may be views of the file, which somebody may delete or write to.
         return pair["A"].to(base.device, copy=True), pair["B"].to(base.device, copy=True)
 
-    def _check_targets(self, targets: object, pairs: dict[str, tuple[Tensor, Tensor]], folder: Path) -> None:
-        matches = _target_matcher(targets, folder)
+    def _check_targets(
+        self, config: dict[str, Any], pairs: dict[str, tuple[Tensor, Tensor]], folder: Path
+    ) -> None:
+        matches = target_matcher(config, folder)
         if matches is None:
             return
         missing = [name for name in self._layers if matches(name) and name not in pairs]
@@ -212,58 +190,3 @@ class Adapters:
             raise EngineError(
                 f"adapter {folder} targets {missing[0]} but has no tensors for it ({len(missing)} such)"
             )
-
-
-def check_adapter_config(config: dict[str, Any], folder: Path) -> tuple[int, float]:
-    """Returns rank and scale of an adapter's configuration.
-
-    Raises:
-        EngineError: not LoRA, or a setting that the engine does not apply, named.
-
-    Example:
-        >>> check_adapter_config({"peft_type": "LORA", "r": 8, "lora_alpha": 16}, Path("a"))
-        (8, 2.0)
-    """
-    if config.get("peft_type") != "LORA":
-        raise EngineError(f"adapter {folder} has peft_type {config.get('peft_type')!r}; only LORA is served")
-    for name, neutral in _NEUTRAL.items():
-        if name in config and config[name] not in neutral:
-            raise EngineError(f"adapter {folder} sets {name}={config[name]!r}, which is not supported here")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1:
-        raise EngineError(f"adapter {folder} has r={rank!r}; wanted an integer >= 1")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise EngineError(f"adapter {folder} has lora_alpha={alpha!r}; wanted a number")
-    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "adapter_config.json"
-    if not file.is_file():
-        raise EngineError(f"adapter folder {folder} has no adapter_config.json; save it with save_pretrained")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EngineError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise EngineError(f"{file} holds no JSON object")
-    return config
-
-
-def _target_matcher(targets: object, folder: Path) -> Callable[[str], bool] | None:
-    """Returns which layer names an adapter's ``target_modules`` means; None where that cannot be told."""
-    if targets is None or targets == "all-linear":
-        return None
-    if isinstance(targets, str):
-        try:
-            pattern = re.compile(targets)
-        except re.error as error:
-            raise EngineError(
-                f"adapter {folder}: target_modules {targets!r} is no pattern: {error}"
-            ) from error
-        return lambda name: pattern.fullmatch(name) is not None
-    if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
-        names = tuple(targets)
-        suffixes = tuple(f".{name}" for name in names)
-        return lambda name: name in names or name.endswith(suffixes)
-    raise EngineError(f"adapter {folder}: target_modules must be names or a pattern, got {targets!r}")

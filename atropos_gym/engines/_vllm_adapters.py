@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atropos_gym.engines._adapter_config import check_adapter_config, read_adapter_config, target_matcher
 from atropos_gym.engines._remote import Answer
 from atropos_gym.errors import EngineError
 
@@ -20,23 +21,6 @@ __all__ = ["already_loaded", "check_adapter", "load_refusal", "model_shapes", "t
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
-
-# Settings of peft that vLLM refuses or, worse, ignores: other values mean other numbers than the learner's.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none",),
-    "lora_bias": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "fan_in_fan_out": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None, {}),
-    "alora_invocation_tokens": (None, []),
-}
 
 
 def already_loaded(answer: Answer) -> bool:
@@ -101,40 +85,15 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = N
     Raises:
         EngineError: a file is missing or cut, a setting is not served, or a tensor does not fit; named.
     """
-    config = _read_config(folder)
-    if config.get("peft_type") != "LORA":
-        raise EngineError(
-            f"adapter {folder} has peft_type {config.get('peft_type')!r}; vLLM serves LORA only"
-        )
-    for name, neutral in _NEUTRAL.items():
-        if name in config and config[name] not in neutral:
-            raise EngineError(
-                f"adapter {folder} sets {name}={config[name]!r}, which vLLM does not serve: change {name} in "
-                "the learner's LoRA settings"
-            )
-    rank = config.get("r")
-    if type(rank) is not int or rank < 1:
-        raise EngineError(f"adapter {folder} has r={rank!r}; wanted an integer >= 1")
+    config = read_adapter_config(folder)
+    rank, _ = check_adapter_config(config, folder)
     modules = _read_modules(folder)
     for module, sides in modules.items():
         _check_sides(folder, module, sides, rank)
         if shapes is not None:
             _check_sizes(folder, module, sides, shapes)
-    _check_targets(folder, config.get("target_modules"), modules, shapes)
+    _check_targets(folder, config, modules, shapes)
     return rank
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "adapter_config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineError(f"adapter folder {folder} has no readable adapter_config.json: {error}") from error
-    except ValueError as error:
-        raise EngineError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise EngineError(f"{file} holds no JSON object")
-    return config
 
 
 def _read_modules(folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -177,25 +136,22 @@ def _check_sizes(
 
 def _check_targets(
     folder: Path,
-    targets: object,
+    config: dict[str, Any],
     modules: Mapping[str, object],
     shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> None:
     """Every named target has tensors; with the model known, in every layer."""
-    if not isinstance(targets, list):
-        return  # a pattern or "all-linear": what it means is peft's to say
-    for target in targets:
-        if not any(_ends(module, target) for module in modules):
-            raise EngineError(f"adapter {folder} targets {target} but has no tensors for it")
-    for key in shapes or ():
+    targets, means = config.get("target_modules"), target_matcher(config, folder)
+    if isinstance(targets, list):
+        for target in targets:
+            if not any(module == target or module.endswith(f".{target}") for module in modules):
+                raise EngineError(f"adapter {folder} targets {target} but has no tensors for it")
+    if shapes is None or means is None:
+        return
+    for key in shapes:
         module = key.removesuffix(".weight")
-        if key.endswith(".weight") and any(_ends(module, target) for target in targets):
-            if module not in modules:
-                raise EngineError(f"adapter {folder} targets {module} but has no tensors for it")
-
-
-def _ends(module: str, target: str) -> bool:
-    return module == target or module.endswith(f".{target}")
+        if key != module and means(module) and module not in modules:
+            raise EngineError(f"adapter {folder} targets {module} but has no tensors for it")
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
