@@ -49,7 +49,12 @@ def _setting(
 
 
 def _read_size(value: Any) -> Any:
-    return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        raise ValueError("must be a number of bytes, or a size such as 16GiB or 500MB") from None
 
 
 Size = Annotated[int, BeforeValidator(_read_size)]
