@@ -7,11 +7,14 @@ score.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -20,8 +23,8 @@ from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["Agent", "AgentCollector", "AgentGroup"]
 
-Agent = Callable[[str, str, Any], Awaitable[float | None]]
-"""``async def agent(base_url, api_key, start) -> score``; None leaves this run out of its group."""
+Agent = Callable[[str, str, Any], Awaitable[float | None]] | Callable[[str, str, Any], float | None]
+"""``agent(base_url, api_key, start) -> score``, plain ones in threads; None leaves this run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class AgentCollector:
     """Plays groups with an agent program against a model server.
 
     Args:
-        agent: ``async def agent(base_url, api_key, start) -> score``.
+        agent: ``agent(base_url, api_key, start) -> score``, async or plain.
         url: of the model server.
         group_size: runs from each start.
         concurrency: starts that are played at a time.
@@ -93,6 +96,9 @@ class AgentCollector:
             raise ConfigError(f"group_size and concurrency must be >= 1, got {group_size} and {concurrency}")
         self.counts: Counter[str] = Counter()
         self._agent = agent
+        self._threads: ThreadPoolExecutor | None = None
+        if not inspect.iscoroutinefunction(agent):  # it blocks: a thread for each run
+            self._threads = ThreadPoolExecutor(group_size * concurrency, thread_name_prefix="agent")
         self._url = url.rstrip("/")
         self._concurrency = concurrency
         self._deadline = deadline
@@ -112,64 +118,100 @@ class AgentCollector:
         }
 
     async def collect(self, starts: Iterable[Any]) -> list[AgentGroup]:
-        """Plays a group from each start; in the order of the starts."""
+        """Plays a group from each start; in the order of the starts.
+
+        Raises:
+            ServerError: the server cannot be reached, or opens no groups.
+        """
         places: list[tuple[int, AgentGroup]] = [one async for one in self._stream(starts)]
         return [group for _, group in sorted(places, key=lambda one: one[0])]
 
     async def stream(self, starts: Iterable[Any]) -> AsyncIterator[AgentGroup]:
-        """Plays a group from each start, and yields each as it is finished."""
+        """Plays a group from each start, and yields each as it is finished.
+
+        It ends with the starts, or when the trainer behind the server has finished.
+
+        Raises:
+            ServerError: the server cannot be reached, or opens no groups.
+        """
         async for _, group in self._stream(starts):
             yield group
 
     async def _stream(self, starts: Iterable[Any]) -> AsyncIterator[tuple[int, AgentGroup]]:
         running: set[asyncio.Task[tuple[int, AgentGroup]]] = set()
+        coming = enumerate(starts)
+        wanted = True
         async with httpx.AsyncClient(**self._options) as http:
             try:
-                for place, start in enumerate(starts):
-                    running.add(asyncio.create_task(self._play(http, place, start)))
-                    while len(running) >= self._concurrency:
-                        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                        for task in done:
-                            yield task.result()
-                while running:
+                while True:
+                    while wanted and len(running) < self._concurrency:
+                        if (following := next(coming, None)) is None:
+                            wanted = False
+                        else:
+                            running.add(asyncio.create_task(self._play(http, *following)))
+                    if not running:
+                        return
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
-                        yield task.result()
+                        try:
+                            yield task.result()
+                        except _NoMoreWanted:
+                            wanted = False
             finally:
                 for task in running:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
     async def _play(self, http: httpx.AsyncClient, place: int, start: Any) -> tuple[int, AgentGroup]:
-        session = await _call(http, "POST", "/sessions", self._session)
+        try:
+            session = await _call(http, "POST", "/sessions", self._session)
+        except ServerError as error:
+            if error.status == 410:
+                raise _NoMoreWanted from error
+            raise
         path = f"/sessions/{session['id']}"
         try:
-            runs = [self._run(member, start) for member in session["members"]]
-            ended = await asyncio.gather(*runs)
+            ended = await asyncio.gather(*(self._run(member, start) for member in session["members"]))
         except BaseException:  # cancelled: what was played so far is nobody's any more
-            await asyncio.shield(http.delete(path))
+            with suppress(httpx.HTTPError):
+                await asyncio.shield(http.delete(path))
             raise
         scores = [one if not isinstance(one, Exception) else None for one in ended]
         failures = [one for one in ended if isinstance(one, Exception)]
         self.counts.update(f"failed run: {type(error).__name__}" for error in failures)
-        done = await _call(http, "POST", f"{path}/finish", {"scores": scores})
+        try:
+            done = await _call(http, "POST", f"{path}/finish", {"scores": scores})
+        except ServerError as error:  # this group is lost; the next one need not be
+            self.counts["not finished"] += 1
+            return place, AgentGroup(start, scores, failures, None, None, str(error), {})
         self.counts["withheld" if done["withheld"] else "finished"] += 1
         group = None if done["group"] is None else ScoredDataGroup.model_validate(done["group"])
-        report = {
-            name: done[name] for name in ("version", "number", "members", "counts", "ignored", "left_out")
-        }
+        told = ("version", "number", "members", "counts", "ignored", "left_out")
+        report = {name: done[name] for name in told}
         return place, AgentGroup(start, scores, failures, group, done["posted"], done["withheld"], report)
 
     async def _run(self, member: dict[str, Any], start: Any) -> float | None | Exception:
         """Runs the program once; what it raises ends this run only."""
         try:
             async with asyncio.timeout(self._deadline):
-                score = await self._agent(member["base_url"], member["api_key"], start)
+                score = await self._called(member["base_url"], member["api_key"], start)
             if score is not None and not isfinite(score):
                 raise ValueError(f"a score must be a finite number or None, got {score}")
             return None if score is None else float(score)
         except Exception as error:
             return error
+
+    async def _called(self, *about: Any) -> float | None:
+        if self._threads is None:
+            return await cast(Awaitable[float | None], self._agent(*about))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, cast(Callable[..., float | None], self._agent), *about
+        )
+
+
+class _NoMoreWanted(Exception):
+    """The trainer has finished."""
 
 
 async def _call(http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from atropos_gym.engines.base import Completion, SamplingParams
 from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.messages import Message, Reply, as_messages
 from atropos_gym.parsing.tool_calls import check_tools
-from atropos_gym.rendering.said import checked_messages, checked_tools
+from atropos_gym.rendering.said import checked_messages, checked_tools, images_of
 from atropos_gym.rollout._leaves import rows_of
 from atropos_gym.rollout._sampling import cut_at, sample
 from atropos_gym.rollout._tools import answer_of
@@ -161,6 +161,8 @@ class Conversation:
         checked_messages(messages)
         if messages and messages[-1]["role"] == "assistant":
             raise ConfigError("nothing was said since the last reply: add() a message before say()")
+        if images_of(messages):
+            raise ConfigError("an engine gets ids alone: say in words what an image shows")
         schemas = checked_tools(tools)
         if schemas:
             check_tools(schemas)

@@ -50,6 +50,8 @@ def echo_of(said: Message, reply: Reply, message: Mapping[str, Any]) -> int:
     """
     if message is said:
         return 3
+    if message["role"] != "assistant":
+        return 0
     calls = _calls(said)
     if _calls(message) != calls:
         return 0

@@ -344,6 +344,43 @@ def test_one_history_goes_on_in_several_ways_at_a_time() -> None:
     check_group(group, engine.calls)
 
 
+def test_what_somebody_else_says_is_no_echo() -> None:
+    engine = saying("ja")
+
+    async def loop(session: GroupSession) -> EpisodeGroup:
+        chat = session.conversation()
+        await ask(chat, HI)
+        await ask(chat, [*HI, {"role": "user", "content": "ja"}])
+        return session.group([1.0])
+
+    group = play(engine, loop)
+    assert [len(row.turns) for row in group.episodes[0].rows] == [1, 1]
+    check_group(group, engine.calls)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "smollm2"])
+def test_real_families_go_on_after_a_call(family: str, tokenizer_folder: Callable[[str], Any]) -> None:
+    renderer = ChatRenderer(load_tokenizer(str(tokenizer_folder(family))))
+    spoken = [CALL, "4", "bye", "again"]
+    engine = ScriptedEngine(lambda p, s, n: renderer.say(spoken[n]), tokenizer=renderer.tokenizer)
+
+    async def loop(session: GroupSession) -> EpisodeGroup:
+        chat = session.conversation()
+        first = await ask(chat, HI, tools=[ADD])
+        [call] = first["tool_calls"]
+        talk = [*HI, first, {"role": "tool", "tool_call_id": call["id"], "content": "4"}]
+        second = await ask(chat, talk, tools=[ADD])
+        await ask(chat, [*talk, second, MORE], tools=[ADD])
+        await ask(chat, [{"role": "system", "content": "S"}, *talk], tools=[ADD])  # another past
+        return session.group([1.0])
+
+    group = play(engine, loop)
+    assert [len(row.turns) for row in group.episodes[0].rows] == [3, 1]
+    check_group(group, engine.calls)
+    text = renderer.tokenizer.decode(group.episodes[0].rows[1].ids)
+    assert text.count(CALL) == 1  # in the new segment the call stands as it was said
+
+
 # --- stop strings, texts and ids of the program's own ---
 
 
@@ -476,6 +513,11 @@ async def _empty(session: GroupSession) -> None:
     session.conversation().find_raw("")
 
 
+async def _image(session: GroupSession) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    session.conversation([{"role": "user", "content": parts}])
+
+
 async def _bad_tools(session: GroupSession) -> None:
     session.conversation(HI, tools=[{"type": "function"}])
 
@@ -488,6 +530,7 @@ async def _bad_tools(session: GroupSession) -> None:
         (_reward_early, r"say\(\) before reward\(\)"),
         (_none, "n must be >= 1, got 0"),
         (_empty, "the prompt is empty"),
+        (_image, "an engine gets ids alone"),
         (_bad_tools, "a tool must be a mapping with name and parameters"),
     ],
 )

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -553,6 +554,47 @@ def test_a_deadline_ends_a_run_and_not_its_group() -> None:
     assert group.group.scores == [0.0, 2.0]
 
 
+def test_a_group_that_cannot_be_finished_does_not_end_the_others() -> None:
+    async def collect() -> Any:
+        global _transport
+        app = create_app(saying("ja"))
+        _transport = httpx.ASGITransport(app)
+        sessions, finish, broken = app.state.desk.sessions, app.state.desk.sessions.finish, iter([True])
+
+        async def finish_later(key: str, scores: Any) -> Any:
+            if next(broken, False):
+                raise EngineError("no")
+            return await finish(key, scores)
+
+        sessions.finish = finish_later
+        collector = AgentCollector(_agent, BASE, group_size=2, concurrency=1, transport=_transport)
+        return await collector.collect(["x", "y"]), collector.counts
+
+    groups, counts = asyncio.run(collect())
+    assert [group.group is None for group in groups] == [True, False]
+    assert groups[0].withheld is not None and "no" in groups[0].withheld
+    assert counts == {"not finished": 1, "finished": 1}
+
+
+def test_a_plain_function_is_an_agent_too() -> None:
+    caught: list[Any] = []
+
+    def agent(base_url: str, api_key: str, start: Any) -> float:
+        caught.append((api_key.rpartition(".")[2], start))
+        return 1.0
+
+    async def collect() -> Any:
+        transport = httpx.ASGITransport(create_app(saying("ja")))
+        return await AgentCollector(agent, BASE, group_size=2, transport=transport).collect(["x"])
+
+    [group] = asyncio.run(collect())
+    assert sorted(caught) == [("0", "x"), ("1", "x")]
+    assert group.report["left_out"] == {
+        "0": "no reply that can be trained on",
+        "1": "no reply that can be trained on",
+    }
+
+
 TRAINER = {
     "wandb_group": "g",
     "wandb_project": "p",
@@ -601,6 +643,8 @@ def test_groups_go_to_a_trainer_and_its_versions_come_into_the_engine(tmp_path: 
             await _expect(
                 await http.post("/sessions", json={"group_size": 1}), 410, "has finished", "finished"
             )
+            collector = AgentCollector(_agent, BASE, transport=httpx.ASGITransport(app))
+            assert [one async for one in collector.stream(itertools.count())] == []
             report = (await http.get("/sessions")).json()
         await trainer.close()
         return told, batches, report
