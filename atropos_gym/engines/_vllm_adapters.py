@@ -88,6 +88,8 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = N
     config = read_adapter_config(folder)
     rank, _ = check_adapter_config(config, folder)
     modules = _read_modules(folder)
+    if shapes is not None and not any(f"{module}.weight" in shapes for module in modules):
+        shapes = None  # files of this architecture name their layers otherwise
     for module, sides in modules.items():
         _check_sides(folder, module, sides, rank)
         if shapes is not None:
@@ -180,8 +182,11 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def model_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Returns the shapes of a model's tensors by name; None where there are no safetensors to read."""
+    """Returns the shapes of a model's tensors by name; None where files do not tell, or are quantised."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    config = folder / "config.json"
+    if config.is_file() and "quantization_config" in config.read_text(encoding="utf-8"):
+        return None  # packed: shapes on disk are not those of the layers
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         shapes.update(tensor_shapes(file))

@@ -78,6 +78,7 @@ class FakeVLLM:
         runtime_lora: whether VLLM_ALLOW_RUNTIME_LORA_UPDATING was set.
         max_lora_rank: as the flag.
         processed: whether --logprobs-mode processed_logprobs was given.
+        raw: logprobs at temperature 1 of the base, ``f(prompt, ids)``, where a backend is not processed.
         dev_mode: whether /pause, /resume and the like exist.
         eos: end ids of the server's own.
         defaults: for fields that a request omits, as a model's generation_config.json has them.
@@ -104,6 +105,7 @@ class FakeVLLM:
         runtime_lora: bool = True,
         max_lora_rank: int = 16,
         processed: bool = True,
+        raw: Callable[[list[int], list[int]], list[float]] | None = None,
         dev_mode: bool = True,
         eos: tuple[int, ...] = (),
         defaults: dict[str, Any] | None = None,
@@ -120,6 +122,7 @@ class FakeVLLM:
         self.runtime_lora = runtime_lora
         self.max_lora_rank = max_lora_rank
         self.processed = processed
+        self.raw = raw
         self.dev_mode = dev_mode
         self.eos = eos
         self.defaults = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, **(defaults or {})}
@@ -136,7 +139,7 @@ class FakeVLLM:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._cache: OrderedDict[tuple[str, str], tuple[str, set[tuple[int, ...]]]] = OrderedDict()
-        self._published = 0
+        self._known: dict[str, int] = {}
 
     # -- what a test does --------------------------------------------------------------------------------
 
@@ -309,9 +312,10 @@ class FakeVLLM:
             return _error(500, fault)
         version = 0
         if self.backend is not None:
-            self._published += 1
-            version = self._published
-            await self.backend.publish(version, folder)
+            version = self._known.get(path, 0)  # a restarted server loads it again, the backend has it
+            if not version:
+                version = self._known[path] = int(getattr(self.backend, "newest", 0)) + 1
+                await self.backend.publish(version, folder)
         self.adapters[name] = Adapter(path, _digest(folder), version)
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
@@ -466,7 +470,10 @@ class FakeVLLM:
             )
             version = 0 if adapter is None else adapter.version
             [done] = await self.backend.generate(prompt, params, version=version)
-            return list(done.ids), list(done.logprobs or [0.0] * len(done.ids)), done.finish_reason
+            logprobs = list(done.logprobs or [0.0] * len(done.ids))
+            if self.raw is not None and not self.processed:
+                logprobs = self.raw(prompt, list(done.ids))
+            return list(done.ids), logprobs, done.finish_reason
         wanted = self._scripted(prompt, seed, limit, request)
         ids: list[int] = []
         for value in wanted[:limit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,27 +138,58 @@ def test_metrics_of_the_server() -> None:
     assert values["generation_tokens_total"] == 8
 
 
-@pytest.mark.parametrize("rank", [4, 32])
-def test_d3_d21_the_whole_check_with_a_learner(tmp_path: Path, rank: int) -> None:
-    """A server with the learner's own model passes; one that takes smaller adapters only is told."""
+@pytest.fixture(scope="module")
+def backend() -> Iterator[HFEngine]:
+    model = tiny_llama()
+    engine = HFEngine(base=model.state_dict(), config=model.config, tokenizer="bytes", max_live_versions=9)
+    yield engine
+    engine.shutdown()
+
+
+def learner(folder: Path, rank: int, temperature: float) -> Any:
     from atropos_gym.trainers.adapters import Lora, add_lora
     from atropos_gym.trainers.reference import LearnerReference
 
-    model = tiny_llama()
-    backend = HFEngine(base=model.state_dict(), config=model.config, tokenizer="bytes", max_live_versions=9)
-    fake = FakeVLLM(backend=backend, max_model_len=96)
-    learner = LearnerReference(
-        add_lora(model, Lora(rank=rank)),
+    return LearnerReference(
+        add_lora(tiny_llama(), Lora(rank=rank)),
         load_tokenizer("bytes"),
-        adapter_dir=tmp_path / "adapters",
-        temperature=0.7,
+        adapter_dir=folder,
+        temperature=temperature,
     )
+
+
+def check(fake: FakeVLLM, reference: Any) -> list[Finding]:
     with fake.engine() as engine:
-        findings = asyncio.run(engine.check(learner))
-    backend.shutdown()
-    if rank == 4:
-        assert wrong(findings) == {}, findings
-        assert {found.name for found in findings} >= {"adapters", "tokenizer", "agreement", "adapter"}
+        findings = asyncio.run(engine.check(reference))
+    assert fake.adapters == {}, "nothing is left"
+    return findings
+
+
+def test_d21_the_whole_check_with_a_learner(tmp_path: Path, backend: HFEngine) -> None:
+    fake = FakeVLLM(backend=backend, max_model_len=96)
+    findings = check(fake, learner(tmp_path, 4, 0.7))
+    assert wrong(findings) == {}, findings
+    assert {found.name for found in findings} >= {"adapters", "tokenizer", "agreement", "adapter"}
+
+
+def test_d3_a_rank_that_the_server_does_not_take(tmp_path: Path, backend: HFEngine) -> None:
+    fake = FakeVLLM(backend=backend, max_model_len=96, max_lora_rank=2)
+    found = wrong(check(fake, learner(tmp_path, 4, 0.7)))
+    assert "--max-lora-rank 4" in found["adapter"] and found.keys() == {"adapter"}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_d5_raw_logprobs(tmp_path: Path, backend: HFEngine, temperature: float) -> None:
+    """Told from the numbers at 0.7; at 1.0 raw and processed are equal and nothing is wrong."""
+    reference = learner(tmp_path, 4, temperature)
+    fake = FakeVLLM(
+        backend=backend,
+        max_model_len=96,
+        processed=temperature == 1.0,
+        raw=lambda prompt, ids: list(reference.logprobs([*prompt, *ids], len(prompt))),
+    )
+    found = wrong(check(fake, reference))
+    if temperature == 1.0:
+        assert found == {}
     else:
-        assert "--max-lora-rank 32" in wrong(findings)["adapter"]
-    assert fake.adapters == {}
+        assert "--logprobs-mode processed_logprobs" in found["agreement"]
