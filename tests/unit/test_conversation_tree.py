@@ -21,6 +21,7 @@ from atropos_gym.rendering import ChatRenderer
 from atropos_gym.rollout.conversation import Conversation, GroupSession
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import load_tokenizer
+from atropos_gym.trainers.batches import RowRules, read_batch
 from tests.tools.imitation_tokenizers import OPENS_THINK, tiny_tokenizer
 from tests.unit.rollout_cases import END, say, saying
 from tests.unit.session_cases import CALLS, babbling, check_group
@@ -102,6 +103,26 @@ def test_replies_that_nothing_follows_are_rows_of_their_own() -> None:
     engine.calls.clear()
     dropped = play(words(["a", "b", "c", "d"]), loop, alternatives="drop")
     assert trained_ids(dropped) == [[*say("b"), *say("d")]]
+
+
+def test_the_learner_reads_branches_and_segments() -> None:
+    engine = words([*"abcdef"])
+
+    async def loop(session: GroupSession) -> EpisodeGroup:
+        chat = session.conversation(HI)
+        await chat.say()
+        other = chat.branch()
+        for one, n in ((chat, 2), (other, 1)):
+            one.add(MORE)
+            await one.say(n=n)
+        await chat.say([MORE])
+        return session.group([1.0, 0.0])
+
+    group = play(engine, loop)
+    batch = read_batch([group.to_wire()], RowRules(vocab_size=264))
+    assert (len(batch.rows), batch.dropped, batch.refusals) == (4, {}, [])
+    assert [played.score for played in batch.played] == [1.0, 0.0]  # an episode counts once in the baseline
+    assert sum(len(row.positions) for row in batch.rows) == sum(map(len, trained_ids(group))) == 5 * 2
 
 
 def test_a_branch_from_one_of_several_replies_takes_it_along() -> None:

@@ -204,7 +204,7 @@ def test_the_tiny_model_speaks_through_the_front() -> None:
     assert sum(check_wire(group.group, engine) for group in groups) == len(engine.calls) == 24
 
 
-@pytest.mark.parametrize("fault", [None, "500", "429", "reset", "abort"])
+@pytest.mark.parametrize("fault", [None, "500", "abort"])
 def test_what_a_vllm_server_sampled_is_what_the_group_holds(fault: str | None) -> None:
     renderer = chat_renderer("bytes")
     words = policy(renderer, cut=True)
