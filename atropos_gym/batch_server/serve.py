@@ -20,7 +20,7 @@ from typing import Self
 import uvicorn
 
 from atropos_gym.batch_server._hosts import is_loopback
-from atropos_gym.batch_server._malloc import keep_freed_memory
+from atropos_gym.batch_server._malloc import keep_freed_memory, leave_alone
 from atropos_gym.batch_server._protocol import BoundedProtocol
 from atropos_gym.batch_server.access import TOKEN_VARIABLE, Access
 from atropos_gym.batch_server.app import create_app
@@ -96,6 +96,7 @@ def serve(
         limits = _any_host(limits)
     keep_freed_memory()
     app = create_app(store, limits, access=access, tokenizer=tokenizer)
+    leave_alone()
 
     def announce() -> None:
         (ready or _print_ready)(url)
