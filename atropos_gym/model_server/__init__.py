@@ -8,16 +8,16 @@ The trainer's side opens a group and finishes it; its members' programs only get
     GET    /sessions/ID           what was said and counted so far
     DELETE /sessions/ID           gives it up
 
-``/v1/chat/completions``, ``/v1/completions`` (texts and ids) and ``/v1/models`` are there under a member's base
-URL, and at the root for whoever sends the member's key as ``Authorization: Bearer ID.0`` or in the header
-``X-Atropos-Session``.
+``/v1/chat/completions``, ``/v1/completions`` (texts and ids) and ``/v1/models`` are there under a member's
+base URL, and at the root for whoever sends the member's key as ``Authorization: Bearer ID.0`` or in the
+header ``X-Atropos-Session``.
 
 Which row a request belongs to is decided by what it says, never by when it comes:
 
 - Messages that are what was said so far, and more behind them, go on: the ids so far, the sampled ids as they
   were sampled, and a bridge. A reply is known by the ids, names and arguments of its calls and by the letters
-  of its text: white space, the spelling of a call's JSON, thoughts and words beside calls that a program leaves
-  out do not matter. Of several equal replies it is the latest.
+  of its text: white space, the spelling of a call's JSON, and what a program leaves out of thoughts and of
+  words beside calls do not matter. Of several equal replies it is the latest.
 - The same history asked again, or followed in several ways, is a branch: a row of its own, in which what it
   shares with another row is context. No sampled id is trained twice.
 - Anything else (a changed or shortened past, other tools, another thread) is a new segment, rendered from the
