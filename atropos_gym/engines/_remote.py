@@ -169,7 +169,7 @@ class Endpoint:
         self.running += 1
         try:
             response = await client.send(request)
-        except (httpx.TransportError, httpx.StreamError, OSError) as error:
+        except (httpx.RequestError, httpx.StreamError, OSError) as error:
             message = f"no answer from {self.url}: {error or type(error).__name__}; is the server running?"
             raise Passing(message, "connection") from error
         finally:

@@ -316,7 +316,7 @@ class FakeVLLM:
             if not version:
                 version = self._known[path] = int(getattr(self.backend, "newest", 0)) + 1
                 await self.backend.publish(version, folder)
-        self.adapters[name] = Adapter(path, _digest(folder), version)
+        self.adapters[name] = Adapter(path, weights_of(folder), version)
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def _unservable(self, folder: Path) -> str | None:
@@ -551,7 +551,8 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _digest(folder: Path) -> str:
+def weights_of(folder: Path) -> str:
+    """Returns what the numbers of an adapter depend on: the contents of its files."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(folder.iterdir()):
         digest.update(file.read_bytes())
