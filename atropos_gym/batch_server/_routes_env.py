@@ -16,7 +16,7 @@ from atropos_gym.batch_server._bodies import (
     reply,
 )
 from atropos_gym.batch_server._desk import Desk
-from atropos_gym.batch_server._details import problem_details
+from atropos_gym.batch_server._details import MAX_ECHO, MAX_ENTRIES, problem_details
 from atropos_gym.batch_server._openapi import REFUSALS, schema_of
 from atropos_gym.batch_server._post_reply import ACCEPT_POST, PostReply, digest_of, key_of
 from atropos_gym.batch_server.intake import Receipt
@@ -104,7 +104,7 @@ async def _take_in(desk: Desk, request: Request, *, many: bool) -> Response:
         listener.received(incoming, receipts, now)
     answer = _list_answer(receipts) if many else _group_answer(receipts[0])
     if unknown := sorted({name for one in incoming for name in one.unknown_fields}):
-        answer["unknown_fields"] = unknown
+        answer["unknown_fields"] = [name[:MAX_ECHO] for name in unknown[:MAX_ENTRIES]]
     return PostReply(desk, store.keep_reply(key, digest, to_json(answer), now), replayed=False)
 
 

@@ -214,6 +214,15 @@ def test_the_schema_names_every_route_and_body() -> None:
         assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"], path
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_names_of_unknown_fields_are_shown_within_bounds(many: bool) -> None:
+    body = {**group(), **{f"{'x' * 1000}{number}": 1 for number in range(50)}}
+    server = LocalServer()
+    reply = server.post("/scored_data_list" if many else "/scored_data", [body] if many else body)
+    assert len(reply["unknown_fields"]) == 20 and max(map(len, reply["unknown_fields"])) <= 200
+    assert len(server.call("GET", "/health").content) < 20_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
