@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 import pytest
 from server_tools import LocalServer, group
 
-from atropos_gym.batch_server import _bodies
+from atropos_gym.batch_server import _bodies, create_app
 from atropos_gym.batch_server._asgi import SETTINGS_BYTES
 from atropos_gym.batch_server._bodies import answer
 from atropos_gym.batch_server._desk import Desk
@@ -22,7 +23,9 @@ from atropos_gym.batch_server._fast_json import MOST_CONTAINERS, read_json_group
 from atropos_gym.batch_server._msgpack import MOST_MEMBERS, pack, unpack, unpack_plain
 from atropos_gym.batch_server._reader import reader
 from atropos_gym.batch_server.clock import ManualClock
+from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.memory import MemoryStore
+from atropos_gym.batch_server.packed import PackedGroup
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 ONE = {"media_type": JSON, "many": False, "foreign_masks": "refuse"}
@@ -207,3 +210,32 @@ def test_only_groups_may_be_large(child: None) -> None:
         reply = post(server, body, path)
         assert reply.status_code == 413 and str(SETTINGS_BYTES) in reply.json()["detail"]
     assert post(server, json.dumps(group()).encode().ljust(len(body))).status_code == 200
+
+
+class OnDisk(MemoryStore):
+    """A store that has to look for its groups."""
+
+    found: Future[list[PackedGroup]] | None = None
+
+    def fetch(self, lease: Lease) -> Future[list[PackedGroup]]:
+        self.groups = [group.packed for group in lease.groups]
+        self.found = Future()
+        return self.found
+
+
+def test_a_batch_that_has_to_be_fetched_keeps_only_its_reader_waiting() -> None:
+    server, store = LocalServer(), OnDisk()
+    server.app = create_app(store, clock=server.clock)
+    server.start()
+    server.send(8)
+
+    async def story() -> httpx.Response:
+        async with server.http() as http:
+            reply = asyncio.create_task(http.get("/batch"))
+            while store.found is None:
+                await asyncio.sleep(0)
+            assert (await http.get("/health")).status_code == 200 and not reply.done()
+            store.found.set_result(store.groups)
+            return await reply
+
+    assert len(asyncio.run(story()).json()["batch"][0]["tokens"]) == 8
