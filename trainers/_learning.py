@@ -177,7 +177,7 @@ class _Run:
         if model._n_updates % KEPT_VERSIONS == 0:
             assert model._parts.folder is not None
             newest = range(model.version - KEPT_VERSIONS - model.max_staleness, model.version + 1)
-            model._parts.folder.prune(model.run, {*newest, *source.held()})
+            model._parts.folder.prune({*newest, *source.held()})
 
     def _tell_turns(self, batch: Batch) -> bool:
         """Counts timesteps and calls callbacks, once a turn; False where one wants to stop."""

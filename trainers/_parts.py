@@ -81,9 +81,9 @@ class RunFolder:
         self.base = self.path / "base"
         self.path.mkdir(parents=True, exist_ok=True)
 
-    def prune(self, run: str, keep: set[int]) -> None:
-        """Deletes this run's adapters but those of the versions in ``keep``."""
-        for folder in self.adapters.glob(f"{run}-v*"):
+    def prune(self, keep: set[int]) -> None:
+        """Deletes the adapters of all versions but those in ``keep``, earlier runs' of this folder too."""
+        for folder in self.adapters.glob("run-*-v*"):
             if int(folder.name.rsplit("-v", 1)[1]) not in keep:
                 shutil.rmtree(folder)
 

@@ -30,6 +30,7 @@ from atropos_gym.engines.scripted import ScriptedEngine
 from atropos_gym.errors import ConfigError, EngineError, MissingData, TokenizerMismatch
 from atropos_gym.messages import Feedback, Reply
 from atropos_gym.text_env import TextEnv
+from atropos_gym.trainers._parts import RunFolder
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
 from atropos_gym.trainers.schedules import Geometric
@@ -591,3 +592,12 @@ def test_nothing_to_learn_is_said() -> None:
 def test_gymnasium_environments_must_speak_ids() -> None:
     with pytest.raises(ConfigError, match="wrap it with GymTextEnv"):
         GRPO("tiny", lambda: __import__("gymnasium").make("CartPole-v1"))
+
+
+def test_old_adapters_go_those_of_earlier_runs_too_and_held_ones_stay(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    names = ["run-aaaa-v1", "run-aaaa-v2", "run-bbbb-v2", "run-bbbb-v10", "canary-1", ".run-bbbb-v1.part"]
+    for name in names:
+        (folder.adapters / name).mkdir(parents=True)
+    folder.prune({2, 10})
+    assert sorted(path.name for path in folder.adapters.iterdir()) == sorted(set(names) - {"run-aaaa-v1"})
