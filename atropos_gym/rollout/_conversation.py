@@ -18,7 +18,7 @@ from atropos_gym.parsing.tool_calls import check_tools
 from atropos_gym.rendering.said import checked_messages, checked_tools, images_of
 from atropos_gym.rollout._leaves import rows_of
 from atropos_gym.rollout._sampling import cut_at, sample
-from atropos_gym.rollout._tools import answer_of
+from atropos_gym.rollout._tools import answer_of, check_calls
 from atropos_gym.rollout._tree import Prompt, Said, Tree
 from atropos_gym.rollout.episode import Episode
 from atropos_gym.rollout.seeds import sampling_seed
@@ -92,15 +92,16 @@ class Conversation:
             raise ConfigError(
                 f"conversation {self.member} is speaking: await its say() before the next one, or branch()"
             )
-        if messages is not None:
-            self.messages = as_messages(messages)
+        talk = self.messages if messages is None else as_messages(messages)
+        place = len(talk)
         self._speaking = True
         try:
-            said = await self.ask(self.messages, tools=self.tools, n=1 if n is None else n, plain=True)
+            said = await self.ask(talk, tools=self.tools, n=1 if n is None else n, plain=True)
         finally:
             self._speaking = False
         self._last = said
-        self.messages.append(said[0].message)
+        self.messages = talk
+        self.messages.insert(place, said[0].message)  # what was added meanwhile comes after it
         return said[0].reply if n is None else [one.reply for one in said]
 
     def take(self, reply: Reply) -> None:
@@ -159,6 +160,7 @@ class Conversation:
         if self._own and not messages:
             raise ConfigError("nothing was said: add() a message before say()")
         checked_messages(messages)
+        check_calls(messages)
         if messages and messages[-1]["role"] == "assistant":
             raise ConfigError("nothing was said since the last reply: add() a message before say()")
         if images_of(messages):
@@ -262,7 +264,7 @@ class Conversation:
             what = "no reply" if not self._own else "no reply that can be trained on"
             raise ConfigError(f"conversation {self.member} has {what}: call say() before group()")
         turns = [turn for row in rows for turn in row.turns]
-        if all(one.reward is None for one in said):
+        if all(one.reward is None for one in self._own):
             turns[-1].reward = score
         return Episode(
             rows=rows,

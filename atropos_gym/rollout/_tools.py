@@ -12,12 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from atropos_gym.errors import TemplateError
 from atropos_gym.messages import Message, Reply, ToolCall
 from atropos_gym.parsing import parse_tool_calls
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.tokenizers.control_text import well_formed
 
-__all__ = ["ReadCalls", "ToolForm", "answer_of", "call_id", "call_text", "with_plain_arguments"]
+__all__ = [
+    "ReadCalls",
+    "ToolForm",
+    "answer_of",
+    "call_id",
+    "call_text",
+    "check_calls",
+    "with_plain_arguments",
+]
 
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9
@@ -146,6 +155,33 @@ def answer_of(reply: Reply, read: ReadCalls, cut: str | None = None, *, plain: b
     if reply.thinking is not None and not plain:
         answer["reasoning_content"] = reply.thinking
     return cast(Message, answer)
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Looks whether calls in messages are what OpenAI's API has as such.
+
+    Raises:
+        TemplateError: one is not; the message names it.
+    """
+    for place, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if calls is None:
+            continue
+        if not isinstance(calls, list | tuple):
+            raise TemplateError(f"tool_calls of message {place} must be a list, got {calls!r:.60}")
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if (
+                not isinstance(call, Mapping)
+                or not isinstance(call.get("id"), str | None)
+                or not isinstance(function, Mapping)
+                or not isinstance(function.get("name"), str)
+                or not isinstance(function.get("arguments"), str | Mapping | None)
+            ):
+                raise TemplateError(
+                    f"a tool call of message {place} must have an id and a function with name and arguments, "
+                    f"got {call!r:.60}"
+                )
 
 
 def call_id(*place: int) -> str:

@@ -158,6 +158,22 @@ def test_turns_can_have_rewards_of_their_own() -> None:
     assert (episode.rewards, episode.score) == ([0.25, 2.0], 9.0)
 
 
+def test_what_is_added_while_the_policy_speaks_comes_after_its_reply() -> None:
+    engine = words(["a", "b"])
+
+    async def loop(session: GroupSession) -> Any:
+        chat = session.conversation(HI)
+        speaking = asyncio.create_task(chat.say())
+        await asyncio.sleep(0)
+        chat.add(MORE)
+        await speaking
+        assert [message["content"] for message in chat.messages] == ["hi", "a", "more"]
+        await chat.say()
+        return session.group([1.0])
+
+    assert trained_ids(play(engine, loop)) == [[*say("a"), *say("b")]]
+
+
 # --- another past ---
 
 

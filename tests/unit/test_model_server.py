@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atropos_gym.batch_server import create_app as batch_app
 from atropos_gym.batch_server.client import AsyncBatchClient
@@ -28,6 +30,31 @@ from tests.unit.model_server_cases import BASE, Front, with_front
 from tests.unit.rollout_cases import END, run_moved, say, saying
 
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+NAMES = [
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "id",
+    "type",
+    "text",
+    "function",
+    "arguments",
+]
+FIELDS = [
+    "prompt",
+    "tools",
+    "stop",
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "stream",
+    "stream_options",
+    "seed",
+]
 MORE = {"role": "user", "content": "more"}
 
 
@@ -277,6 +304,52 @@ def test_bad_requests_are_explained_in_openais_shape(path: str, body: dict[str, 
         await _expect(await front.post(f"/{path}", body), 400, said)
 
     with_front(saying("ja"), talk)
+
+
+CALLS: list[Any] = [
+    "x",
+    {"a": 1},
+    [1],
+    [{}],
+    [{"function": 3}],
+    [{"id": [1], "function": {"name": "f"}}],
+    [{"id": "a", "function": {"name": 1}}],
+    [{"id": "a", "function": {"name": "f", "arguments": 5}}],
+    [{"id": "a", "function": {"name": "f", "arguments": "{bad"}}],
+    [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}],
+    [{"id": None, "function": {"name": "f", "arguments": None}}],
+]
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 300)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(CALLS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_no_body_is_an_internal_error(data: st.DataObject) -> None:
+    async def talk(front: Front) -> None:
+        await front.open()
+        first = (await front.chat(HI, tools=[TOOL]))["choices"][0]["message"]
+        message = data.draw(st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=5))
+        roles = st.sampled_from(["user", "assistant", "tool", "system", "developer"])
+        own = {"role": data.draw(roles), "content": "x"} | message
+        places = [[own], [*HI, own], [*HI, first, own], [*HI, {**first, **message}, MORE]]
+        body = {"messages": data.draw(st.sampled_from(places)), "n": 1, "max_tokens": 8}
+        body |= data.draw(st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=2))
+        content = json.dumps(body).encode()
+        for path in ("chat/completions", "completions"):
+            url = f"/s/{front.session['id']}/0/v1/{path}"
+            response = await front.http.post(url, content=content)
+            assert response.status_code in (200, 400), response.text
+
+    with_front(saying('<tool_call>{"name": "f", "arguments": {}}</tool_call>'), talk)
 
 
 def test_where_a_session_can_be_refused() -> None:
