@@ -15,12 +15,36 @@ from typing import Any
 
 from atropos_gym.engines._adapter_config import check_adapter_config, read_adapter_config, target_matcher
 from atropos_gym.engines._remote import Answer
-from atropos_gym.errors import EngineError
+from atropos_gym.errors import ConfigError, EngineError
 
-__all__ = ["already_loaded", "check_adapter", "load_refusal", "model_shapes", "tensor_shapes"]
+__all__ = [
+    "already_loaded",
+    "check_adapter",
+    "load_refusal",
+    "model_shapes",
+    "served_rank",
+    "tensor_shapes",
+]
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
+
+
+def served_rank(rank: int) -> int:
+    """Returns the least ``--max-lora-rank`` that vLLM knows and that holds adapters of ``rank``.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> served_rank(4), served_rank(32)
+        (8, 32)
+    """
+    for known in _RANKS:
+        if rank <= known:
+            return known
+    raise ConfigError(f"vLLM serves adapters of rank {_RANKS[-1]} at most, got {rank}")
 
 
 def already_loaded(answer: Answer) -> bool:
@@ -49,7 +73,7 @@ def load_refusal(answer: Answer, name: str, folder: Path, url: str) -> str:
         need, have = found.groups()
         return (
             f"the adapter has rank {need} and the server at {url} takes at most {have}: start vLLM with "
-            f"--max-lora-rank {need}, or train with r={have} ({said})"
+            f"--max-lora-rank {served_rank(int(need))}, or train with r={have} ({said})"
         )
     if field := _unsupported_field(said):
         return f"vLLM serves no adapters with {field}: change {field} in the learner's LoRA settings ({said})"

@@ -22,6 +22,7 @@ from typing import IO, Any, Self
 
 import httpx
 
+from atropos_gym.engines._vllm_adapters import served_rank
 from atropos_gym.engines.vllm import VLLMEngine
 from atropos_gym.errors import ConfigError, EngineUnreachable, MissingData
 
@@ -95,7 +96,7 @@ class VLLMServer:
             dtype: of weights; vLLM's choice if None, float32 on a CPU.
             max_model_len: most ids of prompt and completion; the model's own if None.
             max_live_versions: adapter versions at a time, as the engine's.
-            max_lora_rank: largest rank of an adapter.
+            max_lora_rank: largest rank of an adapter; rounded up to one that vLLM knows.
             port: on loopback; a free one if None.
             flags: further flags, after ours: a repeated one wins.
             env: further environment variables, over ours.
@@ -214,7 +215,7 @@ def server_flags(max_live_versions: int, max_lora_rank: int) -> list[str]:
         raise ConfigError(f"max_live_versions must be >= 1, got {max_live_versions}")
     return [
         "--enable-lora",
-        *("--max-lora-rank", str(max_lora_rank)),
+        *("--max-lora-rank", str(served_rank(max_lora_rank))),
         *("--max-loras", str(max(2, max_live_versions))),  # an old version drains while a new one starts
         # A version is loaded before the oldest leaves, and a check tries one more.
         *("--max-cpu-loras", str(max_live_versions + 2)),

@@ -494,7 +494,7 @@ def test_a_trial_is_no_version(adapter: Adapter) -> None:
 def test_a_refused_publish_leaves_nothing_behind(adapter: Adapter, tmp_path: Path) -> None:
     fake = FakeVLLM(max_lora_rank=2)
     with fake.engine(adapter_dir=tmp_path / "shared") as engine:
-        with pytest.raises(EngineError, match="--max-lora-rank 4"):
+        with pytest.raises(EngineError, match="--max-lora-rank 8, or train with r=2"):
             run(engine.publish(1, adapter(1)))
         assert fake.adapters == {} and list((tmp_path / "shared").iterdir()) == []
         fake.max_lora_rank = 4

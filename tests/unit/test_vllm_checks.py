@@ -175,7 +175,7 @@ def test_d21_the_whole_check_with_a_learner(tmp_path: Path, backend: HFEngine) -
 def test_d3_a_rank_that_the_server_does_not_take(tmp_path: Path, backend: HFEngine) -> None:
     fake = FakeVLLM(backend=backend, max_model_len=96, max_lora_rank=2)
     found = wrong(check(fake, learner(tmp_path, 4, 0.7)))
-    assert "--max-lora-rank 4" in found["adapter"] and found.keys() == {"adapter"}
+    assert "--max-lora-rank 8" in found["adapter"] and found.keys() == {"adapter"}
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

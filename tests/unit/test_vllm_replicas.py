@@ -16,7 +16,9 @@ from atropos_gym.engines.base import SamplingParams
 from atropos_gym.engines.replicas import Router
 from atropos_gym.engines.vllm import VLLMEngine
 from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.rollout.collector import GroupCollector
 from tests.tools.fake_vllm import FakeVLLM
+from tests.tools.text_tasks import Guess
 from tests.tools.tiny_llama import adapter_tensors, tiny_llama, write_adapter
 
 PROMPT = [5, 6, 7]
@@ -104,7 +106,7 @@ def test_replicas_must_serve_one_model() -> None:
 def test_a_publish_that_one_replica_refuses_is_no_version(tmp_path: Path) -> None:
     a, b = FakeVLLM(), FakeVLLM(max_lora_rank=2)
     with replicas(a=a, b=b) as engine:
-        with pytest.raises(EngineError, match="--max-lora-rank 4"):
+        with pytest.raises(EngineError, match="--max-lora-rank 8"):
             run(engine.publish(1, adapter(tmp_path / "v1")))
         assert engine.newest == 0 and a.adapters == b.adapters == {}
 
@@ -123,3 +125,24 @@ def test_the_least_loaded_gets_the_next() -> None:
     assert Router([gone]).choose("a") is gone, "the only one"
     with pytest.raises(ConfigError, match="at least one URL"):
         Router([])
+
+
+def test_turns_find_their_earlier_turns_in_the_cache() -> None:
+    """A multi-turn collection: every prompt but the first is its predecessor and a little more."""
+    a, b = FakeVLLM(script=digits), FakeVLLM(script=digits)
+    with replicas(a=a, b=b) as engine:
+        collector = GroupCollector(
+            Guess, engine, group_size=2, sampling=SamplingParams(max_tokens=16), concurrency=8, seed=3
+        )
+        groups = collector.collect(8)
+        collector.close()
+        metrics = engine.metrics()
+    rows = [row for group in groups for episode in group.episodes for row in episode.rows]
+    blocks = sum(
+        (turn.start - 1) // 32 * 32 for row in rows for turn in row.turns[:-1]
+    )  # whole blocks of every prompt that another turn followed
+    assert blocks > 0 and metrics["cached_tokens"] >= blocks
+
+
+def digits(prompt: list[int], seed: int, request: dict[str, Any]) -> list[int]:
+    return [48 + seed % 10, 258]
