@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive
 
+from atropos_gym.batch_server._reader import reader
 from atropos_gym.batch_server.clock import Clock
 from atropos_gym.batch_server.intake import Incoming, Receipt
 from atropos_gym.batch_server.leases import Lease
@@ -86,6 +87,7 @@ class Desk:
         """Lets every held request answer now."""
         self.closed = True
         self.notify()
+        reader().interrupt()
 
     async def hold(
         self, seconds: float, look: Callable[[], Found | None], gone: Callable[[], bool] = lambda: False

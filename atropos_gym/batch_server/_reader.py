@@ -68,6 +68,11 @@ class Reader:
             process.kill()
             process.communicate()
 
+    def interrupt(self) -> None:
+        """Ends the process in the middle of a body: whoever posted it is told to try again."""
+        if (process := self._process) is not None:
+            process.kill()
+
     @property
     def pid(self) -> int | None:
         """Process id, or None while none runs."""

@@ -141,6 +141,26 @@ def test_one_that_dies_over_a_body_is_the_servers_trouble(server: LocalServer) -
     assert post(server, group()).status_code == 200
 
 
+def test_a_server_that_stops_does_not_wait_for_a_body(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader().close()
+    with monkeypatch.context() as patch:
+        patch.setattr("atropos_gym.batch_server._reader.PROGRAM", "import time; time.sleep(3600)")
+
+        async def story() -> httpx.Response:
+            async with server.http() as http:
+                content, headers = json.dumps(group()).encode(), {"Content-Type": JSON}
+                reply = asyncio.create_task(http.post("/scored_data", content=content, headers=headers))
+                while reader().pid is None:
+                    await asyncio.sleep(0.001)
+                server.app.state.desk.close()
+                return await reply
+
+        assert asyncio.run(story()).status_code == 503
+    assert post(server, group()).status_code == 200
+
+
 def test_only_long_bodies_that_are_odd_are_read_elsewhere(
     child: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
