@@ -16,7 +16,7 @@ class Traffic:
         clock: seconds that only grow.
 
     Example:
-        >>> times = iter([0.0, 0.0, 2.0])
+        >>> times = iter([0.0, 2.0])
         >>> traffic = Traffic(lambda: next(times))
         >>> with traffic.request() as ids:
         ...     ids.append(10)
