@@ -20,7 +20,7 @@ class Traffic:
         >>> traffic = Traffic(lambda: next(times))
         >>> with traffic.request() as ids:
         ...     ids.append(10)
-        >>> traffic.metrics(Counter())["tokens_per_second"]
+        >>> traffic.metrics({})["tokens_per_second"]
         5.0
     """
 
