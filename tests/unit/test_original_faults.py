@@ -49,7 +49,9 @@ def test_f1_a_crash_forgets_nothing(tmp_path: Path) -> None:
         server.app = create_app(store, clock=server.clock)
         server.start()
         env_id = server.add_env()
-        server.send(tag=7, env_id=env_id)
+        for tag in (5, 6, 7):
+            server.send(tag=tag, env_id=env_id)
+        leased = server.get("/batch", lease_seconds=600)
         copies = [path for path in tmp_path.iterdir() if path.name.startswith("a.sqlite")]
         for path in copies:  # the files as a kill -9 would leave them
             (tmp_path / path.name.replace("a.", "b.")).write_bytes(path.read_bytes())
@@ -57,7 +59,10 @@ def test_f1_a_crash_forgets_nothing(tmp_path: Path) -> None:
         server.app = create_app(store, clock=server.clock)
         assert "1 groups queued" in store.recovered
         assert server.get("/info")["batch_size"] == 8
-        assert server.get("/status-env", env_id=env_id)["self_queue_size"] == 1
+        assert server.get("/status-env", env_id=env_id)["self_queue_size"] >= 1
+        status = server.get("/status")
+        assert (status["current_step"], status["leased_groups"]) == (1, 2)
+        assert server.post("/ack", {"batch_id": leased["batch_id"]})["status"] == "acked"
         assert server.tags(groups=1) == [7]
 
 
@@ -127,6 +132,11 @@ def test_f8_a_second_trainer_with_other_settings_is_refused() -> None:
     server.post("/register", other, takeover="true")
     status = server.get("/status")
     assert (status["queue_size"], status["current_step"]) == (1, 500)
+    server.post("/register", REGISTER, status=409)
+    server.clock.advance(61)  # that one has gone, it seems
+    server.post("/register", {**REGISTER, "starting_step": 3})
+    status = server.get("/status")
+    assert (status["queue_size"], status["current_step"]) == (1, 500)
 
 
 def test_f9_a_group_that_fits_no_batch_is_refused_at_the_post() -> None:
@@ -167,6 +177,18 @@ def test_f10_sizes_that_do_not_sum_up_make_a_short_one_in_the_end() -> None:
     server.clock.advance(30)
     reply = server.call("GET", "/batch")
     assert (len(reply.json()["batch"]), reply.headers["x-batch-sequences"]) == (2, "8")
+    assert "atropos_short_batches_total 1" in server.call("GET", "/metrics").text
+
+
+def test_f10_who_wants_exact_batches_is_told_why_there_is_none() -> None:
+    """Null for ever, without a word."""
+    server = started(10, exact_batches=True)
+    for _ in range(6):
+        server.send(4)
+    server.clock.advance(31)
+    reply = server.get("/batch")
+    assert reply["batch"] is None and reply["reason"] == "no groups sum to 10"
+    assert any("no groups sum to 10" in one for one in server.get("/health")["warnings"])
 
 
 def test_f11_parts_of_a_group_stay_together() -> None:
@@ -182,6 +204,9 @@ def test_f11_parts_of_a_group_stay_together() -> None:
     assert server.get("/envs")["envs"][0]["buffered_sequences"] == 3
     server.clock.advance(61)
     assert server.get("/status")["queue_sequences"] == 3 + 8 + 8
+    server.send(2, env_id=env_id)
+    server.post("/disconnect-env", {"env_id": env_id})  # nothing more will come
+    assert server.get("/status")["queue_sequences"] == 2 + 3 + 8 + 8
 
 
 def test_f12_a_group_whose_sender_has_gone_is_kept() -> None:
@@ -211,6 +236,7 @@ def test_f13_a_dead_environment_with_a_minimum_holds_nobody_up() -> None:
     assert server.sizes() is None
     server.clock.advance(31)
     assert server.sizes() == [4, 4]
+    assert any("has a minimum but sent nothing" in one for one in server.get("/health")["warnings"])
     server.clock.advance(121)
     assert server.get("/status-env", env_id=alive)["unallocated_fraction"] == 1.0
 
@@ -304,7 +330,8 @@ def test_f19_numbers_of_nobody() -> None:
     server.post("/scored_data", group(env_id=-1), status=422)
     for unknown in (99, 2**70):
         assert server.send(env_id=unknown)["status"] == "received"
-    assert server.post("/disconnect-env", {"env_id": -1})["status"] == "failure"
+    for nobody in (-1, 99):
+        assert server.post("/disconnect-env", {"env_id": nobody})["status"] == "failure"
     assert server.get("/envs")["envs"][0]["connected"]
     assert server.call("GET", "/status-env", params={"env_id": 99}).status_code == 404
     assert "2 groups came from environments that never registered" in server.get("/health")["warnings"]
@@ -412,6 +439,8 @@ def test_f27_a_refusal_is_short() -> None:
     del body["scores"]
     reply = started().call("POST", "/scored_data", json=body)
     assert reply.status_code == 422 and len(reply.content) < 1000
+    (entry,) = started().post("/scored_data", group(1, scores=["x" * 10_000]), status=422)["detail"]
+    assert "input" not in entry
 
 
 def test_f28_a_queue_that_nobody_reads_has_an_end() -> None:
@@ -487,6 +516,7 @@ def test_f34_a_trainer_that_can_never_be_served_is_refused(fields: dict[str, Any
     server = LocalServer()
     server.post("/register", {**REGISTER, **fields}, status=422)
     server.register(max_token_len=-1, save_checkpoint_interval=-1, num_steps=-1)
+    server.send(1, tokens=[[7] * 10_000], masks=[[7] * 10_000])  # no limit
 
 
 def test_f35_a_trainers_name_survives_javascript() -> None:
