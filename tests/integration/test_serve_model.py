@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import re
 import signal
@@ -15,8 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
+from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.engines.hf import HFEngine
 from atropos_gym.model_server import AgentCollector, ModelServer
+from atropos_gym.model_server.agents import AgentGroup
+from atropos_gym.model_server.outlet import Outlet
+from atropos_gym.trainers.adapters import Lora
+from atropos_gym.trainers.grpo import GRPO
 from atropos_gym.trainers.tiny import save_base, tiny_model
 from tests.unit.rollout_cases import saying
 
@@ -149,3 +157,56 @@ def test_the_command_serves_an_agent_and_ends_when_told(tmp_path: Path) -> None:
         server.kill()
         server.wait()
         server.stdout.close()
+
+
+async def branching(base_url: str, api_key: str, start: int) -> float:
+    """A program that asks for two replies, goes on from one, and then with another past."""
+    messages: list[Any] = [{"role": "user", "content": f"say {start}"}]
+    letters = 0
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        for turn in range(3):
+            asked = client.chat.completions.create(
+                model="x", messages=messages, max_tokens=6, n=2 if turn == 0 else 1
+            )
+            said = (await asked).choices[-1].message
+            letters += sum(letter.isalpha() for letter in said.content)
+            if turn == 1:
+                messages = [{"role": "user", "content": "in short"}]
+            messages += [said, {"role": "user", "content": "on"}]
+    return float(letters)
+
+
+def test_a_learner_trains_on_what_agents_said(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "group_size": 4,
+        "groups_per_update": 3,
+        "drop_equal": False,
+        "lora": Lora(rank=2),
+        "device": "cpu",
+    }
+    with (
+        ServerProcess() as batches,
+        GRPO("tiny", "atropos/Identity-v0", server=batches.url, folder=tmp_path, seed=0, **settings) as model,
+    ):
+        model.warm_up(3, batch_size=4)
+        engine = model.engine
+        outlet = Outlet(engine, AsyncBatchClient(batches.url), name="agents", group_size=4)
+        played: list[AgentGroup] = []
+
+        async def collect(url: str) -> None:
+            collector = AgentCollector(branching, url, group_size=4, concurrency=2)
+            played.extend([group async for group in collector.stream(itertools.count())])
+
+        with ModelServer(engine, outlet=outlet) as front:
+            agents = threading.Thread(target=lambda: asyncio.run(collect(front.url)))
+            agents.start()
+            model.learn(updates=3)
+            agents.join(120)  # the stream ends when the trainer has finished
+            assert not agents.is_alive()
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [line["version"] for line in lines] == [1, 2, 3]
+        assert all(line["train/staleness"] == 0.0 for line in lines)
+        # Four members of three rows each (the reply that was left, the one that went on, the new past).
+        assert all(line["train/rows"] == 3 * 4 * 3 for line in lines)
+        assert max(line["train/alignment_max"] for line in lines) < 2e-4
+    assert {group.report["version"] for group in played if group.posted} >= {0, 1, 2}
