@@ -51,6 +51,15 @@ shows the run in a browser, GET /health says what is wrong, GET /metrics is for 
 It runs in the foreground and prints one line once it answers. Ctrl-C or SIGTERM ends it: whoever waits is
 answered, and nothing that it has accepted is lost. A second server on the same file or port is refused.
 Under systemd: Type=notify, ExecStart=/path/to/atropos-gym serve --store /var/lib/NAME/server.sqlite""",
+    "serve-model": """\
+  atropos-gym serve-model --policy MODEL --port 8001 [--to http://127.0.0.1:8000]
+
+POST /sessions {"group_size": 4} opens a group and says which base URL and api key each member's program gets;
+the program calls /v1/chat/completions there as it would OpenAI's. POST /sessions/ID/finish {"scores": [...]}
+gives the group, id for id as it was sampled, or posts it where --to says. In Python,
+atropos_gym.model_server.AgentCollector does both; examples/agent_with_tools.py is a whole program.
+
+It prints one line once it answers. Ctrl-C or SIGTERM ends it, and it says what became of the groups.""",
     "collect": """\
 Into a file, to look at:
   atropos-gym collect atropos/Taxi-v0 --policy runs/x --groups 4 --out taxi.html
