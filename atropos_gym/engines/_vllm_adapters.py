@@ -55,12 +55,12 @@ def already_loaded(answer: Answer) -> bool:
 def load_refusal(answer: Answer, name: str, folder: Path, url: str) -> str:
     """Returns one line for a load that was refused: what is wrong and which flag or setting to change."""
     said = answer.message
+    if answer.status in (404, 405) and not any(word in said.lower() for word in ("lora", "adapter")):
+        return (
+            f"{url} has no /v1/load_lora_adapter: start vLLM with the environment variable "
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and the flag --enable-lora"
+        )
     if answer.status == 404:
-        if "error" not in _fields(answer):
-            return (
-                f"{url} has no /v1/load_lora_adapter: start vLLM with the environment variable "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and the flag --enable-lora"
-            )
         return (
             f"the server at {url} cannot see the adapter folder {folder} (another machine, a container, or a "
             f"folder its user may not read): set adapter_dir to one that both see under one path ({said})"
@@ -84,11 +84,6 @@ def load_refusal(answer: Answer, name: str, folder: Path, url: str) -> str:
     if "conflicts with a served base model" in said:
         return f"the adapter's name {name} is the served base model's: give another run= ({said})"
     return f"{url} refused adapter {name} from {folder}: {answer.status} {said}"
-
-
-def _fields(answer: Answer) -> Mapping[str, Any]:
-    data = answer.data
-    return data if isinstance(data, dict) else {}
 
 
 def _unsupported_field(said: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from atropos_gym.engines._vllm_adapters import check_adapter, model_shapes
+from atropos_gym.engines._remote import Answer
+from atropos_gym.engines._vllm_adapters import check_adapter, load_refusal, model_shapes
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.engines.vllm import VLLMEngine
 from atropos_gym.errors import EngineError, EngineUnreachable, VersionExpired
@@ -50,6 +52,10 @@ async def sample(engine: VLLMEngine, version: int | None = None) -> tuple[float,
     [completion] = await engine.generate(PROMPT, PARAMS, version=version)
     assert completion.logprobs is not None
     return completion.logprobs
+
+
+def said(message: str) -> str:
+    return json.dumps({"error": {"message": message, "type": "x", "param": None, "code": 0}})
 
 
 # -- refusals ----------------------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ def test_d4_settings_that_vllm_lacks_are_found_before_the_load(
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("sentence", "field"),
     [
         ("vLLM does not yet support DoRA.", "use_dora"),
         ("Adapter bias is not supported.", "bias"),
@@ -158,13 +164,45 @@ def test_d4_settings_that_vllm_lacks_are_found_before_the_load(
     ],
 )
 def test_d4_the_servers_sentence_is_shown(
-    adapter: Adapter, monkeypatch: pytest.MonkeyPatch, said: str, field: str
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch, sentence: str, field: str
 ) -> None:
     fake = FakeVLLM()
-    monkeypatch.setattr(fake, "_unservable", lambda folder: said)
+    monkeypatch.setattr(fake, "_unservable", lambda folder: sentence)
     with fake.engine() as engine, pytest.raises(EngineError, match=f"with {field}") as caught:
         run(engine.publish(1, adapter()))
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
+
+
+FAILED = "Loading lora r0-v3 failed: "
+REFUSALS = [
+    ("d1-detail", 404, '{"detail": "Not Found"}', "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ("d1-text", 404, "Not Found", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ("d1-wrapped", 404, said("Not Found"), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ("d1-method", 405, '{"detail": "Method Not Allowed"}', "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ("d1-flag", 500, said("LoRA is not enabled. Use --enable-lora to enable LoRA."), "--enable-lora"),
+    ("d2", 404, said(f"{FAILED}No adapter found for /x/r0-v3"), "/x/r0-v3 .*adapter_dir"),
+    ("d3", 500, said("LoRA rank 32 is greater than max_lora_rank 16."), "--max-lora-rank 32, or .* r=16"),
+    ("d3-odd", 500, said("LoRA rank 20 is greater than max_lora_rank 16."), "rank 20 .*--max-lora-rank 32"),
+    ("d4-dora", 500, said("vLLM does not yet support DoRA."), "change use_dora"),
+    ("d4-bias", 500, said("Adapter bias is not supported."), "change bias"),
+    ("d4-save", 500, said("vLLM only supports modules_to_save being None."), "change modules_to_save"),
+    ("targets", 500, said("expected target modules in {'qkv_proj'} but received ['q']"), "target_modules"),
+    ("cut", 500, said("Error while deserializing header: incomplete metadata"), "is not whole"),
+    ("base", 400, said("The lora adapter 'm' conflicts with a served base model."), "another run="),
+    ("key", 401, '{"error": "Unauthorized"}', "api_key="),
+    ("other", 400, said("validation error"), "refused adapter r0-v3 from /x/r0-v3: 400 validation error"),
+    ("proxy", 502, "<html>Bad Gateway</html>", "502 <html>Bad Gateway"),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"), [case[1:] for case in REFUSALS], ids=[case[0] for case in REFUSALS]
+)
+def test_a_refused_load_says_what_to_change(status: int, body: str, message: str) -> None:
+    line = load_refusal(Answer(status, body.encode()), "r0-v3", Path("/x/r0-v3"), "http://fake")
+    assert re.search(message, line) and "\n" not in line
+    if not message.startswith("VLLM"):
+        assert "VLLM_ALLOW" not in line, "the two 404 are told apart"
 
 
 # -- the folder --------------------------------------------------------------------------------------------
