@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 
 from atropos_gym.batch_server._hosts import is_loopback
@@ -48,7 +49,7 @@ def run(command: Command) -> int:
             hosts=("*",) if config.insecure else (),
         )
         serve(app, listener, lambda url: _say_ready(url, config))
-        counts = app.state.desk.sessions.counts
+        counts = app.state.desk.sessions.counts + Counter({"not posted": len(app.state.desk.unposted)})
     ended = ", ".join(f"{count} {how}" for how, count in sorted(counts.items()) if how != "opened")
     print(f"{counts['opened']} groups opened{': ' if ended else ''}{ended}")
     return 0
