@@ -18,12 +18,13 @@ from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.wire import ScoredDataGroup
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 ROUNDS = int(os.environ.get("ATROPOS_GYM_CRASHES", "5"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + 30 * ROUNDS)]
+
 PRODUCERS = 4
 MANY = 10**6  # nobody is held: what is posted does not depend on how fast the trainer is
 PATIENCE = 120.0  # seconds; a machine may be slow
+FOR_EVER = 1e6  # a client that waits between its tries may miss several of the times when the server is up
 
 
 def group(tag: int) -> ScoredDataGroup:
@@ -60,7 +61,7 @@ class Load:
             self.errors.append(error)
 
     def produce(self, number: int) -> None:
-        with BatchClient(self.url, retry_seconds=PATIENCE) as client:
+        with BatchClient(self.url, retry_seconds=FOR_EVER) as client:
             tag = number
             while not self.stopping.is_set():
                 client.post_group(group(tag))
@@ -68,7 +69,7 @@ class Load:
                 tag += PRODUCERS
 
     def train(self, _: int) -> None:
-        with BatchClient(self.url, retry_seconds=PATIENCE) as client:
+        with BatchClient(self.url, retry_seconds=FOR_EVER) as client:
             while True:
                 # A batch whose answer died with the server comes again when its lease has run out.
                 batch = client.batch(lease_seconds=5, wait_seconds=0.2)

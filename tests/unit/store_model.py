@@ -41,6 +41,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+NAMES = st.sampled_from(("fresh", "usual", "fresh", "exact", "in groups"))
+
+
 class Given:
     """One batch that somebody has under a lease."""
 
@@ -54,7 +57,13 @@ class Given:
 
 
 class StoreModel(RuleBasedStateMachine):
-    """The rules; a subclass says which store they are tried on."""
+    """The rules; a subclass says which store they are tried on.
+
+    Attributes:
+        always: name of the settings that the trainer keeps; "" where it changes them.
+    """
+
+    always = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,16 +79,21 @@ class StoreModel(RuleBasedStateMachine):
         """Makes the store."""
         raise NotImplementedError
 
-    @initialize(name=st.sampled_from(sorted(SETTINGS)))
+    @initialize(name=NAMES)
     def start(self, name: str) -> None:
-        self.register(name)
+        self.register(self.always or name)
+        self.publish(1)
         assert self.store.take(PLAIN, self.now) is None
         for size in (2, 4):
             add_env(self.store, self.now, group_size=size)
 
     # Trainers come and versions grow.
 
-    @rule(name=st.sampled_from(sorted(SETTINGS)))
+    @rule(name=NAMES, dice=st.integers(1, 6))
+    def take_over(self, name: str, dice: int) -> None:
+        if dice == 6 and not self.always:  # else no settings would hold for long
+            self.register(name)
+
     def register(self, name: str) -> None:
         self.settings = registration(**SETTINGS[name])
         self.store.register(self.settings, self.now, takeover=True)
@@ -105,11 +119,15 @@ class StoreModel(RuleBasedStateMachine):
     # Groups come.
 
     @rule(
-        sequences=st.integers(1, 6),
+        sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
         env_id=st.none() | st.integers(0, 2),
-        behind=st.none() | st.integers(0, 2),
+        behind=st.sampled_from((0, 1, 2, None)),
     )
-    def post(self, sequences: int, env_id: int | None, behind: int | None) -> None:
+    def post(self, sizes: list[int], env_id: int | None, behind: int | None) -> None:
+        for sequences in sizes:
+            self._post(sequences, env_id, behind)
+
+    def _post(self, sequences: int, env_id: int | None, behind: int | None) -> None:
         overrides: dict[str, Any] = {}
         if env_id is None and behind is not None and self.newest is not None:
             overrides = version(max(0, self.newest - behind))
@@ -174,12 +192,16 @@ class StoreModel(RuleBasedStateMachine):
         self.given[lease.batch_id] = Given(lease)
 
     @rule(
-        rank=st.integers(0, RANKS - 1),
+        ranks=st.lists(st.integers(0, RANKS - 1), min_size=1, max_size=3),
         step=st.none() | st.integers(0, 2),
         seconds=st.integers(5, 90),
         arrives=st.booleans(),
     )
-    def lease_part(self, rank: int, step: int | None, seconds: int, arrives: bool) -> None:
+    def lease_parts(self, ranks: list[int], step: int | None, seconds: int, arrives: bool) -> None:
+        for rank in ranks:
+            self._lease_part(rank, step, seconds, arrives)
+
+    def _lease_part(self, rank: int, step: int | None, seconds: int, arrives: bool) -> None:
         part = self._take(Request(lease_seconds=seconds, share=Share(rank, RANKS, step)))
         if part is None:
             return
@@ -203,7 +225,7 @@ class StoreModel(RuleBasedStateMachine):
         whole = lease.whole if isinstance(lease, Part) else lease
         assert whole is not None
         found = names(whole)
-        assert found == sorted(found, key=lambda name: int(name[2:]))
+        assert list(whole.numbers) == sorted(whole.numbers)  # parts of a group stand where its first one does
         assert not any(self._too_old(self.posted[name]) for name in found)
         asked = request.groups or self.settings.groups_per_update
         wanted = self.settings.batch_size if asked is None else asked

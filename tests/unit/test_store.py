@@ -628,5 +628,13 @@ class Deliveries(StoreModel):
         return MemoryStore(LIMITS)
 
 
-Deliveries.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+class FreshDeliveries(Deliveries):
+    """With a trainer that takes no group that lags behind."""
+
+    always = "fresh"
+
+
+Deliveries.TestCase.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)
+FreshDeliveries.TestCase.settings = settings(deadline=None, max_examples=20, stateful_step_count=40)
 TestDeliveries = Deliveries.TestCase
+TestFreshDeliveries = FreshDeliveries.TestCase
