@@ -18,9 +18,9 @@ from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.wire import ScoredDataGroup
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 GROUPS = int(os.environ.get("ATROPOS_GYM_SOAK", "5000"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + GROUPS // 50)]
+
 PRODUCERS = 4
 LIST = 10  # groups in one post
 TOKENS = 16
