@@ -12,7 +12,6 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,11 @@ from atropos_gym.engines._vllm_adapters import check_adapter, model_shapes
 from atropos_gym.engines._vllm_folders import SharedFolder
 from atropos_gym.engines._vllm_replica import VLLMReplica
 from atropos_gym.engines._vllm_requests import Request, Requests
+from atropos_gym.engines._vllm_served import ask_what_is_served, find_tokenizer
 from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode
 from atropos_gym.engines.replicas import Router
-from atropos_gym.errors import ConfigError, ContextFull, EngineError, EngineTimeout, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
 from atropos_gym.findings import Finding
-from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import httpx
@@ -37,19 +36,6 @@ if TYPE_CHECKING:
     from atropos_gym.engines.launch import VLLMServer
 
 __all__ = ["VLLMEngine"]
-
-
-#: Seconds for what a server says of itself at the start.
-_CONNECT_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """The base model as the servers describe it."""
-
-    name: str
-    root: str
-    max_context: int
 
 
 class VLLMEngine(ServesVersions):
@@ -155,9 +141,9 @@ class VLLMEngine(ServesVersions):
         self.traffic = Traffic()
         self._thread = LoopThread(f"vllm-{self._router.replicas[0].url}")
         try:
-            served = self._thread.wait(self._connect(None if model is None else str(model)))
+            served = self._thread.wait(ask_what_is_served(self._router.replicas, model))
             self.model, self.max_context = served.name, served.max_context
-            self.tokenizer = self._find_tokenizer(tokenizer, served, model)
+            self.tokenizer = find_tokenizer(tokenizer, served, model)
         except BaseException:
             self._thread.wait(self._disconnect())
             self._thread.close()
@@ -180,35 +166,6 @@ class VLLMEngine(ServesVersions):
     def __repr__(self) -> str:
         urls = ", ".join(replica.url for replica in self._router.replicas)
         return f"VLLMEngine({urls}, {self.model!r}, newest={self.newest}, live={list(self.live_versions)})"
-
-    # -- start -----------------------------------------------------------------------------------------
-
-    async def _connect(self, wanted: str | None) -> _Served:
-        """Asks every replica what it serves; they must agree."""
-        replicas = self._router.replicas
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                first, *others = [_base_model(await one.models(), wanted, one.url) for one in replicas]
-        except TimeoutError as error:
-            raise EngineTimeout(f"no server says what it serves within {_CONNECT_SECONDS:g} s") from error
-        for replica, served in zip(replicas[1:], others, strict=True):
-            if (served.name, served.max_context) != (first.name, first.max_context):
-                raise ConfigError(
-                    f"replicas must serve one model: {replicas[0].url} has {first.name} with "
-                    f"{first.max_context} ids, {replica.url} has {served.name} with {served.max_context}"
-                )
-        return first
-
-    @staticmethod
-    def _find_tokenizer(given: Any, served: _Served, model: str | Path | None) -> Tokenizer:
-        if given is not None:
-            return load_tokenizer(given)
-        for folder in (model, served.root):
-            if folder is not None and Path(folder).expanduser().is_dir():
-                return load_tokenizer(Path(folder))
-        raise ConfigError(
-            f"the server's model {served.name} is at {served.root}, which is no folder here: give tokenizer="
-        )
 
     # -- sampling --------------------------------------------------------------------------------------
 
@@ -438,20 +395,3 @@ class VLLMEngine(ServesVersions):
         await asyncio.gather(*running, return_exceptions=True)
         for replica in self._router.replicas:
             await replica.close()
-
-
-def _base_model(served: dict[str, dict[str, Any]], wanted: str | None, url: str) -> _Served:
-    """Returns which of the served models is the base that is wanted."""
-    bases = {name: entry for name, entry in served.items() if not entry.get("parent")}
-    named = [name for name, entry in bases.items() if wanted in (name, entry.get("root"))]
-    # The server may see the learner's folder under another path; check() compares numbers.
-    if not named and len(bases) == 1 and (wanted is None or Path(wanted).expanduser().is_dir()):
-        named = list(bases)
-    if not named:
-        wish = "give model=" if wanted is None else f"not {wanted!r}: give another model="
-        raise ConfigError(f"{url} serves {', '.join(bases) or 'no model'}; {wish}")
-    name = named[0]
-    context = bases[name].get("max_model_len")
-    if type(context) is not int or context < 2:
-        raise ConfigError(f"{url} does not say max_model_len of {name} in /v1/models: is it a vLLM server?")
-    return _Served(name, str(bases[name].get("root") or name), context)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -553,6 +554,41 @@ def test_make_engine() -> None:
 )
 def test_arguments_that_do_not_fit(fake: FakeVLLM, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message), fake.engine(**options):
+        pass
+
+
+def test_the_tokenizer_is_that_of_the_models_folder(tmp_path: Path) -> None:
+    (tmp_path / "atropos_gym.json").write_text('{"tokenizer": "bytes"}')
+    for fake, options in (
+        (FakeVLLM(root=str(tmp_path)), {}),  # the server's folder is here too
+        (FakeVLLM(root="/models/m"), {"model": tmp_path}),  # the server has it under another path
+    ):
+        with fake.engine(tokenizer=None, **options) as engine:
+            assert (engine.model, engine.tokenizer.name) == ("m", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"id": "a", "max_model_len": 9}, {"id": "b", "max_model_len": 9}], "serves a, b; give model="),
+        ([], "serves no model; give model="),
+        ([{"id": "a", "max_model_len": None}], "does not say max_model_len of a"),
+    ],
+)
+def test_a_server_that_does_not_say_what_it_serves(
+    monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]], message: str
+) -> None:
+    fake = FakeVLLM()
+    monkeypatch.setattr(fake, "_models", lambda: entries)
+    with pytest.raises(ConfigError, match=message), fake.engine():
+        pass
+
+
+@pytest.mark.parametrize("fault", ["garbage", "float"])
+def test_what_is_no_vllm_server(fault: str) -> None:
+    fake = FakeVLLM()
+    fake.inject(fault, path="/v1/models")
+    with pytest.raises(EngineError, match="v1/models answers .*is it a vLLM server"), fake.engine():
         pass
 
 
