@@ -205,6 +205,9 @@ class Engine(Protocol):
 
     Version 0 is the base model. ``publish`` makes a newer one from a folder in PEFT's form; an episode
     keeps the version it began with by ``hold``.
+
+    An engine may have ``trial(adapter)`` besides, an async context manager that serves an adapter under a
+    negative version number within it only: ``check`` tries one so, without publishing a version.
     """
 
     tokenizer: Tokenizer
@@ -244,10 +247,6 @@ class Engine(Protocol):
 
     async def retire(self, version: int) -> None:
         """Admits no new holders, waits for the present ones, unloads."""
-        ...
-
-    def trial(self, adapter: Path) -> AbstractAsyncContextManager[Held]:
-        """Serves an adapter under a negative version number within the context only; never the newest."""
         ...
 
     async def check(self, reference: Reference | None = None) -> list[Finding]:

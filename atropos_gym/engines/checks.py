@@ -415,11 +415,15 @@ class _Trial:
         if getattr(self.engine, "swap", "hot_swap") == "none":
             self.say("adapter", "note", "not tried: the engine's weights never change (swap=none)")
             return
+        trial = getattr(self.engine, "trial", None)
+        if trial is None:
+            self.say("adapter", "note", f"not tried: {type(self.engine).__name__} has no trial() of one")
+            return
         folder = reference.adapter_dir.absolute() / f"canary-{uuid.uuid4().hex[:8]}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         reference.canary(folder)
         try:
-            async with self.engine.trial(folder) as held:
+            async with trial(folder) as held:
                 self.samples = await self.ask(version=held.version)
             fault = next((f for s in self.samples if (f := _fault(s, reference.rows)) is not None), None)
             if fault is not None:

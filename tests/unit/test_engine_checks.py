@@ -251,6 +251,19 @@ def test_an_engine_whose_weights_never_change_needs_no_adapter(engine: HFEngine,
     assert statuses(findings)["adapter"] == "note"
 
 
+def test_an_engine_of_someone_elses_is_an_engine_without_trials(engine: HFEngine, tmp_path: Path) -> None:
+    class Minimal:
+        """No more than the protocol."""
+
+        tokenizer, model, max_context = engine.tokenizer, engine.model, engine.max_context
+        generate, hold, publish, retire = engine.generate, engine.hold, engine.publish, engine.retire
+        check, close = engine.check, engine.close
+
+    minimal = Minimal()
+    assert isinstance(minimal, Engine)
+    assert statuses(check(minimal, learner(tmp_path)))["adapter"] == "note"
+
+
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
