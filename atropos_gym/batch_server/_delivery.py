@@ -20,6 +20,7 @@ from atropos_gym.batch_server._msgpack import pack
 from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.packed import PackedGroup
 from atropos_gym.batch_server.parts import Part
+from atropos_gym.batch_server.refusals import NotSaved
 from atropos_gym.batch_server.stock import Request
 
 __all__ = ["BatchReply"]
@@ -75,9 +76,7 @@ class BatchReply(Response):
     async def _hand_over(self, lease: Lease, wanted: _Wanted, gone: Callable[[], bool], send: Send) -> bool:
         """Sends a batch; returns whether the client was there up to the last byte."""
         counts = {"x-batch-sequences": str(lease.sequences), "x-batch-groups": str(lease.group_count)}
-        fetched = self.desk.store.fetch(lease)
-        groups = fetched.result() if fetched.done() else await asyncio.wrap_future(fetched)
-        body, headers = await wanted.batch(lease, groups)
+        body, headers = await wanted.batch(lease, await self._groups(lease))
         await _start(send, len(body), headers | counts)
         # All but the last byte, then one empty piece that waits until the socket has taken them. A client
         # that has everything may close at once, so after the last byte its leaving would mean nothing.
@@ -92,6 +91,21 @@ class BatchReply(Response):
         self.desk.store.delivered(lease)
         await _body(send, body[-1:], more=False)
         return True
+
+    async def _groups(self, lease: Lease) -> list[PackedGroup]:
+        """The batch's groups; what lies on disk only is read in a thread meanwhile.
+
+        Raises:
+            NotSaved: the disk did not answer in time.
+        """
+        store = self.desk.store
+        reading = store.fetch(lease)
+        if reading.done():
+            return reading.result()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(reading), store.limits.save_seconds)
+        except TimeoutError:
+            raise NotSaved(store.failing or "the disk is too slow: a batch was not read in time") from None
 
     def _look(self, *, partial: bool = False) -> Lease | None:
         """Takes the batch if there is one now."""

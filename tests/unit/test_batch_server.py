@@ -6,14 +6,19 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
 import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
-from atropos_gym.batch_server.clock import SystemClock
+from atropos_gym.batch_server.app import create_app
+from atropos_gym.batch_server.clock import ManualClock, SystemClock
+from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.memory import MemoryStore
+from atropos_gym.batch_server.packed import PackedGroup
 
 
 @pytest.fixture
@@ -707,3 +712,22 @@ def test_huge_wishes_that_are_legal_are_answered_at_once(started: LocalServer) -
     env_id = started.add_env(group_size=10**12)
     assert started.call("GET", "/reset_data").status_code == 200
     assert started.send(4, env_id=env_id)["status"] == "buffered"
+
+
+def test_a_batch_that_the_disk_does_not_give_in_time_goes_back() -> None:
+    class Slow(MemoryStore):
+        stuck = True
+
+        def fetch(self, lease: Lease) -> Future[list[PackedGroup]]:
+            return Future() if self.stuck else super().fetch(lease)
+
+    server, store = LocalServer(), Slow(Limits(save_seconds=0.01))
+    server.app = create_app(store, clock=ManualClock())
+    server.start()
+    for _ in range(2):
+        server.send()
+    reply = server.call("GET", "/batch")
+    assert reply.status_code == 503 and "disk is too slow" in reply.json()["detail"]
+    assert reply.headers["retry-after"] == "5" and server.get("/status")["queue_size"] == 2
+    store.stuck = False
+    assert len(server.get("/batch")["batch"]) == 2
