@@ -169,7 +169,8 @@ def test_a_dying_engine_core() -> None:
 
 def test_no_answer_ends_at_the_deadline() -> None:
     fake = FakeVLLM()
-    with fake.engine(request_timeout=0.05) as engine:
+    with fake.engine() as engine:
+        engine._requests._timeout = 0.05  # of the request alone: a slow machine may take longer to connect
         fake.inject("no answer")
         with pytest.raises(EngineTimeout, match=r"request_timeout=0.05 s .*1 tries, prompt of 3 ids"):
             ask(engine)
@@ -590,6 +591,14 @@ def test_what_is_no_vllm_server(fault: str) -> None:
     fake.inject(fault, path="/v1/models")
     with pytest.raises(EngineError, match="v1/models answers .*is it a vLLM server"), fake.engine():
         pass
+
+
+def test_a_server_that_says_nothing() -> None:
+    fake = FakeVLLM()
+    fake.inject("no answer", path="/v1/models")
+    with pytest.raises(EngineTimeout, match="no answer from http://fake/v1/models within 0.05 s"):
+        with fake.engine(request_timeout=0.05):
+            pass
 
 
 def test_no_server_there() -> None:
