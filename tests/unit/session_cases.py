@@ -33,11 +33,7 @@ def check_group(group: EpisodeGroup, calls: Sequence[Call], *, cut: bool = False
         calls: the engine's.
         cut: turns may be the beginning of what was sampled (stop strings).
     """
-    sampled: Counter[Any] = Counter()
-    for call in calls:
-        if isinstance(call.outcome, Completion) and call.outcome.logprobs is not None:
-            sampled[call.prompt_ids, call.outcome.ids, call.outcome.logprobs, call.version] += 1
-    turns = 0
+    turns: list[Turn] = []
     for episode in group.episodes:
         for row in episode.rows:
             assert len(row.ids) == len(row.mask) == len(row.logprobs)
@@ -47,21 +43,45 @@ def check_group(group: EpisodeGroup, calls: Sequence[Call], *, cut: bool = False
                 assert i in trained or logprob == UNTRAINED_LOGPROB
             assert trained, "a row that trains nothing"
             assert row.turns[-1].end == len(row.ids)
-            for turn in row.turns:
-                one = slice(turn.start, turn.end)
-                ids, logprobs = tuple(row.ids[one]), tuple(row.logprobs[one])
-                key = (tuple(row.ids[: turn.start]), ids, logprobs, turn.version)
-                if cut:
-                    longer = [
-                        k
-                        for k, left in sampled.items()
-                        if left and (k[0], k[1][: len(ids)], k[2][: len(ids)], k[3]) == key
-                    ]
-                    key = min(longer, key=lambda k: len(k[1]), default=key)
-                sampled[key] -= 1
-                assert sampled[key] >= 0, "a turn that was not sampled, or one that is trained twice"
-                turns += 1
-    return turns
+            turns += [
+                (
+                    tuple(row.ids[: t.start]),
+                    tuple(row.ids[t.start : t.end]),
+                    tuple(row.logprobs[t.start : t.end]),
+                )
+                for t in row.turns
+            ]
+    match_turns(turns, calls, cut=cut)
+    return len(turns)
+
+
+Turn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
+"""Prompt ids, sampled ids and their logprobs."""
+
+
+def match_turns(turns: Sequence[Turn], calls: Sequence[Call], *, cut: bool = False) -> None:
+    """Finds for each turn a sample of its own: the same prompt, ids and logprobs, or (``cut``) more of them."""
+    left: Counter[Turn] = Counter()
+    for call in calls:
+        if isinstance(call.outcome, Completion) and call.outcome.logprobs is not None:
+            left[call.prompt_ids, call.outcome.ids, call.outcome.logprobs] += 1
+    # Whole ones first: what is left over for those that were cut is then longer than they are.
+    unmatched = []
+    for turn in turns:
+        if left[turn] > 0:
+            left[turn] -= 1
+        else:
+            unmatched.append(turn)
+    assert cut or not unmatched, "a turn that was not sampled, or one that is trained twice"
+    for prompt, ids, logprobs in unmatched:
+        size = len(ids)
+        longer = [
+            one
+            for one, count in left.items()
+            if count > 0 and (one[0], one[1][:size], one[2][:size]) == (prompt, ids, logprobs)
+        ]
+        assert longer, "a turn that was not sampled, or one that is trained twice"
+        left[longer[0]] -= 1
 
 
 def babbling(seed: int = 0, longest: int = 6, **options: Any) -> ScriptedEngine:

@@ -12,13 +12,13 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym.engines import Completion, ScriptedEngine
+from atropos_gym.engines import ScriptedEngine
 from atropos_gym.errors import EngineError
 from atropos_gym.model_server import create_app
 from atropos_gym.wire import ScoredDataGroup
 from tests.unit.model_server_cases import BASE, Front
 from tests.unit.rollout_cases import run_moved
-from tests.unit.session_cases import babbling
+from tests.unit.session_cases import Turn, babbling, match_turns
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -109,27 +109,18 @@ def test_any_interleaving(seed: int, members: int, rounds: int) -> None:
 
 def check(group: ScoredDataGroup, engine: ScriptedEngine, answered: list[list[int]]) -> None:
     """Holds a group against the engine's samples and against what programs were told."""
-    sampled: Counter[Any] = Counter()
-    for call in engine.calls:
-        if isinstance(call.outcome, Completion) and call.outcome.logprobs is not None:
-            sampled[call.prompt_ids, call.outcome.ids, call.outcome.logprobs] += 1
-    trained: list[list[int]] = []
+    turns: list[Turn] = []
     assert group.overrides is not None and group.inference_logprobs is not None
     for row, extra in enumerate(group.overrides):
         ids, logprobs = group.tokens[row], group.inference_logprobs[row]
-        places = set()
-        for start, end in extra["turns"]:
-            places.update(range(start, end))
-            trained.append(ids[start:end])
-            key = (tuple(ids[:start]), tuple(ids[start:end]), tuple(logprobs[start:end]))
-            longer = [
-                k
-                for k, left in sampled.items()
-                if left and (k[0], k[1][: end - start], k[2][: end - start]) == key
-            ]
-            assert longer, "a turn that was not sampled, or one that is trained twice"
-            sampled[min(longer, key=lambda k: len(k[1]))] -= 1
+        places = {i for start, end in extra["turns"] for i in range(start, end)}
         assert group.masks[row] == [id_ if i in places else -100 for i, id_ in enumerate(ids)]
+        turns += [
+            (tuple(ids[:start]), tuple(ids[start:end]), tuple(logprobs[start:end]))
+            for start, end in extra["turns"]
+        ]
+    match_turns(turns, engine.calls, cut=True)
+    trained = [list(ids) for _, ids, _ in turns]
     # All that a program was told is trained; and what it had stopped to wait for may be.
     missing = Counter(map(json.dumps, filter(None, answered))) - Counter(map(json.dumps, trained))
     assert not missing
