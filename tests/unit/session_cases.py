@@ -60,7 +60,7 @@ Turn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
 def match_turns(turns: Sequence[Turn], calls: Sequence[Call], *, cut: bool = False) -> None:
-    """Finds for each turn a sample of its own: the same prompt, ids and logprobs, or (``cut``) more of them."""
+    """Finds for each turn a sample of its own: equal to it, or (``cut``) longer than it."""
     left: Counter[Turn] = Counter()
     for call in calls:
         if isinstance(call.outcome, Completion) and call.outcome.logprobs is not None:
