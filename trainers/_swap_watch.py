@@ -50,7 +50,9 @@ class SwapWatch:
             return None
         if parts.watch is None:
             full = model.dtype in ("float32", "float64")
-            noise = parts.noise or (FLOAT32_NOISE if full else LOW_PRECISION_NOISE)
+            noise = FLOAT32_NOISE if full else LOW_PRECISION_NOISE
+            if parts.noise is not None:  # of a short text: longer ones round more than that
+                noise = max(parts.noise, FLOAT32_NOISE)
             parts.watch = cls(noise, both_float32=full and noise < FLOAT32_AT_MOST)
         return parts.watch
 
