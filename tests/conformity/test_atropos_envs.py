@@ -156,18 +156,21 @@ def test_the_order_of_one_sender_is_kept(url: str, launch: Callable[..., Environ
 @pytest.mark.filterwarnings("ignore:this tiny model is untrained")
 @pytest.mark.filterwarnings("ignore:engine and learner disagree")  # the fake engine's logprobs are made up
 def test_our_learner_trains_from_them(url: str, launch: Callable[..., Environment], tmp_path: Path) -> None:
-    """With logprobs and without (the default path drops them), one turn and two."""
+    """One turn and two; groups of the default path, which loses their logprobs, are dropped and counted."""
     settings = {"group_size": 4, "groups_per_update": 6, "lora": Lora(rank=2), "seed": 0, "device": "cpu"}
     with GRPO("tiny", env=url, max_staleness=3, folder=tmp_path / "run", **settings) as model:
         untrained = parameters_of(model)
         launch("single", url, 1000)
         launch("multi", url, 1000)
         launch("default", url, 1000)
-        model.learn(updates=4)
+        model.learn(updates=8)
         lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-        assert model.version == 4 and len(lines) == 4
-        assert all(line["train/rows"] == 24 and np.isfinite(line["train/loss"]) for line in lines)
-        assert all(line["train/grad_norm"] > 0 for line in lines)
+        assert model.version == 8 and len(lines) == 8
+        for line in lines:  # who is quicker than the others differs from run to run
+            assert line.get("train/rows", 0) + line.get("train/dropped/no_logprobs", 0) == 24
+        trained = [line for line in lines if "train/rows" in line]
+        assert trained and all(np.isfinite(line["train/loss"]) for line in trained)
+        assert all(line["train/grad_norm"] > 0 for line in trained)
         assert any(not np.array_equal(a, b) for a, b in zip(untrained, parameters_of(model), strict=True))
 
 
