@@ -5,6 +5,7 @@ Importing this loads neither torch nor transformers; the engine that needs them 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +16,33 @@ from atropos_gym.errors import ConfigError, MissingData
 if TYPE_CHECKING:
     from atropos_gym.engines.hf import HFEngine
     from atropos_gym.engines.launch import VLLMServer
+    from atropos_gym.engines.openai import OpenAIEngine
     from atropos_gym.engines.scripted import ScriptedEngine
+    from atropos_gym.engines.sglang import SGLangEngine
+    from atropos_gym.engines.text import TextEngine, as_text_engine
     from atropos_gym.engines.vllm import VLLMEngine
+    from atropos_gym.engines.vllm_in_process import VLLMInProcess
 
 __all__ = [
     "Completion",
     "Engine",
     "HFEngine",
+    "OpenAIEngine",
+    "SGLangEngine",
     "SamplingParams",
     "ScriptedEngine",
+    "TextEngine",
     "VLLMEngine",
+    "VLLMInProcess",
     "VLLMServer",
+    "as_text_engine",
     "make_engine",
 ]
 
-_LATER = ("sglang", "openai")
-_KNOWN = '"hf:PATH", "vllm:URL", "vllm" (launches one, with python=) and "scripted"'
+_KNOWN = (
+    '"hf:PATH", "vllm:URL", "vllm" (launches one, with python=), "vllm-inprocess:PATH", "sglang:URL", '
+    '"openai:MODEL" and "scripted"'
+)
 
 
 def make_engine(
@@ -47,8 +59,11 @@ def make_engine(
     Args:
         spec: ``"hf:PATH"`` (a transformers model in this process; also ``"hf"`` with ``model=PATH``),
             ``"vllm:URL"`` (a server that runs; several URLs with commas between), ``"vllm"`` (one that is
-            launched with ``model=`` and ``python=``, and ended with the engine) or ``"scripted"`` (with
-            ``script=``; for tests). A mapping has ``kind``, ``url`` or ``path``, and any further argument.
+            launched with ``model=`` and ``python=``, and ended with the engine), ``"vllm-inprocess:PATH"``
+            (vLLM in this process), ``"sglang:URL"`` (as vLLM's), ``"openai:MODEL"`` (text of any provider,
+            with ``base_url=``; for evaluation, judges and data) or ``"scripted"`` (with ``script=``; for
+            tests). A mapping has ``kind``, ``url`` or ``path``, and any further argument;
+            ``{"kind": "vllm", "in_process": True}`` is vLLM in this process.
         model: the model's folder, where the spec names none.
         tokenizer: as for ``load_tokenizer``; the model's own if None.
         adapter_dir: for a server elsewhere: a folder that it and this process see under one path.
@@ -75,8 +90,6 @@ def make_engine(
         if value is not None:
             settings.setdefault(name, value)
     settings.update(options)
-    if kind in _LATER:
-        raise ConfigError(f"engine {spec!r} is not built yet; there are {_KNOWN}")
     make = _MAKERS.get(kind)
     if make is None:
         raise ConfigError(f"engine {spec!r} is unknown; there are {_KNOWN}")
@@ -129,17 +142,57 @@ def _make_vllm(spec: str, path: str, settings: dict[str, Any]) -> Engine:
     from atropos_gym.engines.launch import launch_engine
     from atropos_gym.engines.vllm import VLLMEngine
 
+    if settings.pop("in_process", False):
+        return _make_in_process(spec, path, settings)
     if not path:
         return launch_engine(**settings)
     _refuse(spec, settings, "python")
     return VLLMEngine([url.strip() for url in path.split(",")], **settings)
 
 
+def _make_in_process(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    from atropos_gym.engines.vllm_in_process import VLLMInProcess
+
+    _refuse(spec, settings, "python")
+    model = settings.pop("model", None)
+    if path and model is not None and str(model) != path:
+        raise ConfigError(f"engine {spec!r} and model={str(model)!r} name two models; give one")
+    if not path and model is None:
+        raise ConfigError(
+            'vLLM in this process needs a model: write "vllm-inprocess:PATH" or give model=PATH'
+        )
+    return VLLMInProcess(path or model, **settings)
+
+
+def _make_sglang(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    from atropos_gym.engines.sglang import SGLangEngine
+
+    _refuse(spec, settings, "python")
+    if not path:
+        raise ConfigError('SGLang is not started here: start it, and write "sglang:URL"')
+    return SGLangEngine([url.strip() for url in path.split(",")], **settings)
+
+
+def _make_openai(spec: str, path: str, settings: dict[str, Any]) -> Engine:
+    from atropos_gym.engines.openai import OpenAIEngine
+
+    settings.pop("adapter_dir", None)  # no adapter of ours is served
+    _refuse(spec, settings, "python")
+    url = path if path.startswith(("http://", "https://")) else None  # a mapping's url
+    if url is not None:
+        settings.setdefault("base_url", url)
+    elif path:
+        settings["model"] = path
+    return OpenAIEngine(str(settings.pop("model", "")), **settings)
+
+
 _MAKERS: dict[str, Callable[[str, str, dict[str, Any]], Engine]] = {
     "hf": _make_hf,
+    "openai": _make_openai,
     "scripted": _make_scripted,
+    "sglang": _make_sglang,
     "vllm": _make_vllm,
-    # Those of _LATER join here: a function from (spec, path, settings) to an engine each.
+    "vllm-inprocess": _make_in_process,
 }
 
 
@@ -163,16 +216,19 @@ def __getattr__(name: str) -> Any:
     """Loads the engine classes on first use."""
     if name == "HFEngine":
         return _hf_engine()
-    if name == "ScriptedEngine":
-        from atropos_gym.engines.scripted import ScriptedEngine
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"atropos_gym.engines.{module}"), name)
 
-        return ScriptedEngine
-    if name == "VLLMEngine":
-        from atropos_gym.engines.vllm import VLLMEngine
 
-        return VLLMEngine
-    if name == "VLLMServer":
-        from atropos_gym.engines.launch import VLLMServer
-
-        return VLLMServer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_LAZY = {
+    "OpenAIEngine": "openai",
+    "SGLangEngine": "sglang",
+    "ScriptedEngine": "scripted",
+    "TextEngine": "text",
+    "VLLMEngine": "vllm",
+    "VLLMInProcess": "vllm_in_process",
+    "VLLMServer": "launch",
+    "as_text_engine": "text",
+}

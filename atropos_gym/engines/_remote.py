@@ -17,7 +17,7 @@ import orjson
 
 from atropos_gym.errors import ConfigError
 
-__all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy"]
+__all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy", "Told"]
 
 #: Seconds; a uvicorn server closes an idle connection after 5, and a request sent at that moment is lost.
 _KEEP_IDLE = 4.0
@@ -52,6 +52,23 @@ class Answer:
     def message(self) -> str:
         """What the server says is wrong: vLLM's ``error.message``, else the body's beginning."""
         return _said(self.data)
+
+
+class Told(Answer):
+    """An answer that was translated, or never was bytes."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, status: int, data: Any) -> None:
+        super().__init__(status, b"")
+        object.__setattr__(self, "_told", data)
+
+    _told: Any
+
+    @property
+    def data(self) -> Any:
+        """What is told."""
+        return self._told
 
 
 def _said(data: Any) -> str:

@@ -129,7 +129,7 @@ class VLLMEngine(ServesVersions):
             if limit < 1:
                 raise ConfigError(f"{lane}_concurrency must be >= 1, got {limit}")
         urls = [url] if isinstance(url, str) else list(url)
-        endpoints = [Endpoint(one, api_key, transport=transport) for one in urls]
+        endpoints = [self._open(one, api_key, transport) for one in urls]
         self._router = Router(
             [
                 VLLMReplica(
@@ -141,6 +141,7 @@ class VLLMEngine(ServesVersions):
         self.traffic = Traffic()
         self._thread = LoopThread(f"vllm-{self._router.replicas[0].url}")
         try:
+            self._thread.wait(self._start())
             served = self._thread.wait(ask_what_is_served(self._router.replicas, model))
             self.model, self.max_context = served.name, served.max_context
             self.tokenizer = find_tokenizer(tokenizer, served, model)
@@ -166,6 +167,15 @@ class VLLMEngine(ServesVersions):
     def __repr__(self) -> str:
         urls = ", ".join(replica.url for replica in self._router.replicas)
         return f"VLLMEngine({urls}, {self.model!r}, newest={self.newest}, live={list(self.live_versions)})"
+
+    # -- what other kinds of engine do otherwise ---------------------------------------------------------
+
+    def _open(self, url: str, api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> Endpoint:
+        """Returns what is asked at a URL: it has vLLM's routes, whatever is behind it."""
+        return Endpoint(url, api_key, transport=transport)
+
+    async def _start(self) -> None:
+        """Does on the engine's loop what comes before the first question."""
 
     # -- sampling --------------------------------------------------------------------------------------
 

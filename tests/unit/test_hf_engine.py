@@ -626,8 +626,8 @@ def test_an_engine_from_a_folder_samples_as_one_from_tensors(
     [
         ("vllm:not-a-url", {}, ConfigError, "an engine's URL is such as"),
         ("vllm", {}, ConfigError, "needs model="),
-        ("sglang:http://x", {}, ConfigError, "not built yet"),
-        ("openai:gpt", {}, ConfigError, "not built yet"),
+        ("sglang", {}, ConfigError, "is not started here"),
+        ("openai:", {}, ConfigError, "needs a model"),
         ("hg:x", {}, ConfigError, "'hg:x' is unknown"),
         ("hf", {}, ConfigError, "needs a model"),
         ("scripted", {}, ConfigError, "give one"),
