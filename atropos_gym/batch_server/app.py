@@ -9,20 +9,20 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from atropos_gym.batch_server._asgi import Bodies, Saved
-from atropos_gym.batch_server._desk import Desk
-from atropos_gym.batch_server._forms import Formed
-from atropos_gym.batch_server._openapi import NOT_SERVED
-from atropos_gym.batch_server._routes_dashboard import dashboard_routes
-from atropos_gym.batch_server._routes_env import env_routes
-from atropos_gym.batch_server._routes_info import info_routes
-from atropos_gym.batch_server._routes_trainer import trainer_routes
 from atropos_gym.batch_server.access import Access, Guard
+from atropos_gym.batch_server.bodies.forms import Formed
 from atropos_gym.batch_server.clock import Clock, SystemClock
 from atropos_gym.batch_server.dashboard import Dashboard
 from atropos_gym.batch_server.dashboard.watch import Pulse
+from atropos_gym.batch_server.http.asgi import Bodies, Saved
+from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.http.openapi import NOT_SERVED
+from atropos_gym.batch_server.http.routes_dashboard import dashboard_routes
+from atropos_gym.batch_server.http.routes_env import env_routes
+from atropos_gym.batch_server.http.routes_info import info_routes
+from atropos_gym.batch_server.http.routes_trainer import trainer_routes
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.refusals import Conflict, Unknown
+from atropos_gym.batch_server.state.refusals import Conflict, Unknown
 from atropos_gym.batch_server.store import MemoryStore, Store
 
 __all__ = ["create_app"]

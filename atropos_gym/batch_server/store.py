@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from atropos_gym.batch_server.env_book import EnvRecord
-from atropos_gym.batch_server.intake import Incoming, Receipt
-from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.memory import MemoryStore
 from atropos_gym.batch_server.metrics import Metric
-from atropos_gym.batch_server.packed import PackedGroup
-from atropos_gym.batch_server.replies import KeptReply
-from atropos_gym.batch_server.sqlite import SqliteStore
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.env_book import EnvRecord
+from atropos_gym.batch_server.state.intake import Incoming, Receipt
+from atropos_gym.batch_server.state.leases import Lease
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.packed import PackedGroup
+from atropos_gym.batch_server.state.replies import KeptReply
+from atropos_gym.batch_server.state.sqlite import SqliteStore
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration
 
 __all__ = ["MemoryStore", "SqliteStore", "Store"]

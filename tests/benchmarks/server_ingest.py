@@ -28,7 +28,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from atropos_gym.batch_server._codings import zstd
+from atropos_gym.batch_server.bodies.codings import zstd
 
 ROWS, LENGTH, VOCABULARY = 8, 4096, 50_000
 BATCH = 64

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from store_tools import NOW, PLAIN, add_env, names, publish, registration, version
 
-from atropos_gym.batch_server.group_queue import StoredGroup
-from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.leases import Lease, LeaseState
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.parts import Part, Share
-from atropos_gym.batch_server.refusals import Conflict, Refused
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.group_queue import StoredGroup
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.leases import Lease, LeaseState
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.parts import Part, Share
+from atropos_gym.batch_server.state.refusals import Conflict, Refused
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.wire import ScoredDataGroup
 
 LIMITS = Limits(max_deliveries=10**6, env_timeout=10**9)

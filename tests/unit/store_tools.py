@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.sqlite import SqliteStore
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.leases import Lease
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.sqlite import SqliteStore
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.wire import EnvRegistration, PolicyUpdate, Registration, ScoredDataGroup
 
 NOW = 1000.0

@@ -15,10 +15,10 @@ from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.clock import ManualClock, SystemClock
-from atropos_gym.batch_server.leases import Lease
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.packed import PackedGroup
+from atropos_gym.batch_server.state.leases import Lease
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.packed import PackedGroup
 
 
 @pytest.fixture

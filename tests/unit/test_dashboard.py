@@ -29,7 +29,7 @@ from atropos_gym.batch_server.dashboard import watch
 from atropos_gym.batch_server.dashboard.gallery import MOST_IDS, Exhibit, Gallery
 from atropos_gym.batch_server.dashboard.history import LEVELS, MOST_ENVS, OTHERS, History
 from atropos_gym.batch_server.dashboard.reason import Situation, duration, why
-from atropos_gym.batch_server.packed import pack_group
+from atropos_gym.batch_server.state.packed import pack_group
 from atropos_gym.batch_server.store import SqliteStore
 from atropos_gym.errors import ConfigError
 from atropos_gym.html import Pieces, render_episode, wire_episodes

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,17 +16,18 @@ import httpx
 import pytest
 from server_tools import LocalServer, group
 
-from atropos_gym.batch_server import _bodies, create_app
-from atropos_gym.batch_server._asgi import SETTINGS_BYTES
-from atropos_gym.batch_server._bodies import answer
-from atropos_gym.batch_server._desk import Desk
-from atropos_gym.batch_server._fast_json import MOST_CONTAINERS, read_json_groups
-from atropos_gym.batch_server._msgpack import MOST_MEMBERS, pack, unpack, unpack_plain
-from atropos_gym.batch_server._reader import reader
+from atropos_gym.batch_server import create_app
+from atropos_gym.batch_server.bodies import reading
+from atropos_gym.batch_server.bodies.fast_json import MOST_CONTAINERS, read_json_groups
+from atropos_gym.batch_server.bodies.msgpack import MOST_MEMBERS, pack, unpack, unpack_plain
+from atropos_gym.batch_server.bodies.reader_process import reader
+from atropos_gym.batch_server.bodies.reading import answer
 from atropos_gym.batch_server.clock import ManualClock
-from atropos_gym.batch_server.leases import Lease
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.packed import PackedGroup
+from atropos_gym.batch_server.http.asgi import SETTINGS_BYTES
+from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.state.leases import Lease
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.packed import PackedGroup
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 ONE = {"media_type": JSON, "many": False, "foreign_masks": "refuse"}
@@ -41,7 +43,7 @@ def child() -> Iterator[None]:
 @pytest.fixture
 def server(child: None, monkeypatch: pytest.MonkeyPatch) -> LocalServer:
     """A server for which every body is large."""
-    monkeypatch.setattr(_bodies, "HUGE_BYTES", 0)
+    monkeypatch.setattr(reading, "HUGE_BYTES", 0)
     server = LocalServer()
     server.start()
     return server
@@ -84,7 +86,7 @@ def test_the_other_process_reads_as_this_one_does(
     ours = answer(body, question)
     if isinstance(ours, dict):
         assert isinstance(theirs, dict)
-        ours, theirs = _bodies.GroupsRefused(**ours), _bodies.GroupsRefused(**theirs)
+        ours, theirs = reading.GroupsRefused(**ours), reading.GroupsRefused(**theirs)
         assert (ours.detail, ours.senders, ours.reason) == (theirs.detail, theirs.senders, theirs.reason)
     else:
         assert theirs == ours
@@ -146,7 +148,9 @@ def test_a_server_that_stops_does_not_wait_for_a_body(
 ) -> None:
     reader().close()
     with monkeypatch.context() as patch:
-        patch.setattr("atropos_gym.batch_server._reader.PROGRAM", "import time; time.sleep(3600)")
+        patch.setattr(
+            "atropos_gym.batch_server.bodies.reader_process.PROGRAM", "import time; time.sleep(3600)"
+        )
 
         async def story() -> httpx.Response:
             async with server.http() as http:
@@ -175,10 +179,22 @@ def test_only_long_bodies_that_are_odd_are_read_elsewhere(
     server.start()
     odd = group(4, distill_logprobs=[[[0.5]] * 3] * 4)
     assert post(server, odd).status_code == 200 and asked == []
-    long = json.dumps(odd).encode().ljust(_bodies.ODD_BYTES + 1)
+    long = json.dumps(odd).encode().ljust(reading.ODD_BYTES + 1)
     assert post(server, long).status_code == 200 and asked == [len(long)]
-    plain = json.dumps(group()).encode().ljust(_bodies.ODD_BYTES + 1)
+    plain = json.dumps(group()).encode().ljust(reading.ODD_BYTES + 1)
     assert post(server, plain).status_code == 200 and len(asked) == 1
+
+
+@pytest.mark.parametrize("where", ["the group", "each override"])
+def test_a_hundred_thousand_fields_cost_time_in_proportion(server: LocalServer, where: str) -> None:
+    """Each field of a plain group was once searched for from the first one on."""
+    many: dict[str, Any] = {f"k{index}": index for index in range(100_000)}
+    odd = group(**many) if where == "the group" else group(overrides=[many] * 4)
+        **{where: many}
+    )
+    begun = time.process_time()
+    assert post(server, odd).json()["status"] == "received"
+    assert time.process_time() - begun < 20, "seconds of CPU; it was minutes"
 
 
 def test_many_lists_or_maps_are_odd() -> None:

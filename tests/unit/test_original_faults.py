@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
-from atropos_gym.batch_server import _bodies, create_app
+from atropos_gym.batch_server import create_app
+from atropos_gym.batch_server.bodies import reading
 from atropos_gym.batch_server.client import AsyncBatchClient
-from atropos_gym.batch_server.group_queue import GroupQueue
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.packed import pack_group
-from atropos_gym.batch_server.sqlite import SqliteStore
+from atropos_gym.batch_server.state.group_queue import GroupQueue
+from atropos_gym.batch_server.state.packed import pack_group
+from atropos_gym.batch_server.state.sqlite import SqliteStore
 from atropos_gym.errors import GroupRefused
 from atropos_gym.wire import ScoredDataGroup
 
@@ -410,21 +411,21 @@ def test_f25_a_broken_body_is_a_400(harm: Any) -> None:
 def test_f26_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """GET / waits 8.5 s while 65 MB are read, 55 s while they are written."""
     server = started()
-    reading, answered = threading.Event(), threading.Event()
-    read = _bodies._groups
+    begun, answered = threading.Event(), threading.Event()
+    read = reading._groups
 
     def slowly(*words: Any) -> Any:
-        reading.set()
+        begun.set()
         assert answered.wait(60), "nobody was answered meanwhile"
         return read(*words)
 
-    monkeypatch.setattr(_bodies, "_groups", slowly)
-    body = json.dumps(group()).encode().ljust(_bodies.LARGE_BYTES + 1)
+    monkeypatch.setattr(reading, "_groups", slowly)
+    body = json.dumps(group()).encode().ljust(reading.LARGE_BYTES + 1)
 
     async def story() -> httpx.Response:
         async with server.http() as http:
             post = asyncio.create_task(http.post("/scored_data", content=body, headers=JSON))
-            while not reading.is_set():
+            while not begun.is_set():
                 await asyncio.sleep(0.001)
             assert (await http.get("/health")).status_code == 200
             answered.set()

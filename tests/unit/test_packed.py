@@ -19,12 +19,12 @@ from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_gym.batch_server import packed
-from atropos_gym.batch_server._bodies import parse, parse_groups
-from atropos_gym.batch_server._fast_json import read_json_groups
-from atropos_gym.batch_server._msgpack import expand, pack, read_msgpack_groups, unpack
-from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.packed import FLOATS, PackedGroup, pack_group
+from atropos_gym.batch_server.bodies.fast_json import read_json_groups
+from atropos_gym.batch_server.bodies.msgpack import expand, pack, read_msgpack_groups, unpack
+from atropos_gym.batch_server.bodies.reading import parse, parse_groups
+from atropos_gym.batch_server.state import packed
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.packed import FLOATS, PackedGroup, pack_group
 from atropos_gym.wire import ScoredDataGroup
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "f_server.json").read_text())

@@ -23,10 +23,10 @@ from test_store import NOW, add, registration
 
 from atropos_gym.batch_server.client import AsyncBatchClient
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.parts import Part, Share, cuts
-from atropos_gym.batch_server.refusals import Conflict
-from atropos_gym.batch_server.sqlite import SqliteStore
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.parts import Part, Share, cuts
+from atropos_gym.batch_server.state.refusals import Conflict
+from atropos_gym.batch_server.state.sqlite import SqliteStore
+from atropos_gym.batch_server.state.stock import Request
 
 
 def make_server(groups: int = 4, batch_size: int = 16) -> LocalServer:

@@ -19,8 +19,8 @@ from server_tools import REGISTER, LocalServer, group
 from atropos_gym.batch_server import create_app
 from atropos_gym.batch_server.clock import ManualClock
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.sqlite import SqliteStore
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.sqlite import SqliteStore
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 

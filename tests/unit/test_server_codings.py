@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from server_tools import REGISTER_ENV, LocalServer, group
 from starlette.datastructures import Headers
 
-from atropos_gym.batch_server import _codings
-from atropos_gym.batch_server._codings import BrokenStream, Inflater
-from atropos_gym.batch_server._forms import Form
-from atropos_gym.batch_server._msgpack import pack
+from atropos_gym.batch_server.bodies import codings
+from atropos_gym.batch_server.bodies.codings import BrokenStream, Inflater
+from atropos_gym.batch_server.bodies.forms import Form
+from atropos_gym.batch_server.bodies.msgpack import pack
 from atropos_gym.batch_server.limits import Limits
 
-zstd = _codings.zstd
+zstd = codings.zstd
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstd.compress}
@@ -295,7 +295,7 @@ def test_every_form_in_gives_the_same_batch_in_every_form_out(
 
 
 def test_a_large_batch_is_squeezed_in_a_thread(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atropos_gym.batch_server._delivery.LARGE_BYTES", 1)
+    monkeypatch.setattr("atropos_gym.batch_server.http.delivery.LARGE_BYTES", 1)
     server.send(4)
     server.send(4)
     reply, content = raw(server, "/batch", {"Accept-Encoding": "zstd"})
@@ -307,7 +307,7 @@ def test_a_large_batch_is_squeezed_in_a_thread(server: LocalServer, monkeypatch:
 def test_every_long_answer_is_squeezed(
     server: LocalServer, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atropos_gym.batch_server._forms.LARGE_BYTES", large)
+    monkeypatch.setattr("atropos_gym.batch_server.bodies.forms.LARGE_BYTES", large)
     for number in range(8):
         server.post("/register-env", {**REGISTER_ENV, "desired_name": f"env-{number}"})
     server.send(8, messages=[[{"role": "user", "content": "words " * 40}]] * 8)

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 from test_store import NOW, registration
 
-from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.batch_server.store import MemoryStore
 from atropos_gym.wire import EnvRegistration, ScoredDataGroup
 

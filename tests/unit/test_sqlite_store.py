@@ -39,13 +39,13 @@ from store_tools import (
     version,
 )
 
-from atropos_gym.batch_server import sqlite
-from atropos_gym.batch_server.intake import Incoming
 from atropos_gym.batch_server.limits import Limits, memory_allows
-from atropos_gym.batch_server.memory import MemoryStore
-from atropos_gym.batch_server.refusals import Conflict, Refused
-from atropos_gym.batch_server.sqlite import SqliteStore
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state import sqlite
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.memory import MemoryStore
+from atropos_gym.batch_server.state.refusals import Conflict, Refused
+from atropos_gym.batch_server.state.sqlite import SqliteStore
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.wire import ScoredDataGroup
 

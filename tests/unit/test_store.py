@@ -27,11 +27,11 @@ from store_tools import (
     version,
 )
 
-from atropos_gym.batch_server.intake import Incoming
-from atropos_gym.batch_server.leases import REMEMBERED
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.refusals import Conflict, Refused, Unknown
-from atropos_gym.batch_server.stock import Request
+from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.leases import REMEMBERED
+from atropos_gym.batch_server.state.refusals import Conflict, Refused, Unknown
+from atropos_gym.batch_server.state.stock import Request
 from atropos_gym.batch_server.store import MemoryStore
 from atropos_gym.wire import EnvRegistration, PolicyUpdate, ScoredDataGroup
 

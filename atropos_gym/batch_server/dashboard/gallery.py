@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_gym.batch_server.packed import Columns, Ints, PackedGroup
+from atropos_gym.batch_server.state.packed import Columns, Ints, PackedGroup
 from atropos_gym.html import (
     Pieces,
     ShownEpisode,

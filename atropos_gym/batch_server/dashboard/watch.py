@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atropos_gym.batch_server._desk import Desk
 from atropos_gym.batch_server.dashboard.gallery import Exhibit, Gallery
 from atropos_gym.batch_server.dashboard.history import History
 from atropos_gym.batch_server.dashboard.reason import Situation, why
-from atropos_gym.batch_server.intake import Incoming, Receipt
-from atropos_gym.batch_server.leases import Lease
+from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.state.intake import Incoming, Receipt
+from atropos_gym.batch_server.state.leases import Lease
 from atropos_gym.html import Pieces
 
 __all__ = ["Dashboard", "Pulse"]

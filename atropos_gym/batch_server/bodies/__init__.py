@@ -1,0 +1,1 @@
+"""Bodies in and answers out: content codings, JSON and msgpack, and what is wrong with a body."""

@@ -1,0 +1,216 @@
+"""Small ASGI classes in front of the routes: how a body gets in, and when an answer may go out.
+
+Each wraps an application and answers by itself what it refuses; the answer is always JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atropos_gym.batch_server.bodies.codings import BrokenStream, Inflater
+from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.state.refusals import NotSaved
+from atropos_gym.batch_server.store import Store
+
+__all__ = ["BODY", "Bodies", "Saved"]
+
+SAVE_SOON = 0.02
+"""Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
+
+RETRY_AFTER = 5
+"""Seconds after which a client should try again what could not be saved, or had no room."""
+
+CODINGS = ("gzip", "x-gzip", "zstd")
+
+GROUP_PATHS = ("/scored_data", "/scored_data_list")
+"""Where bodies bring what is to be kept."""
+
+SETTINGS_BYTES = 2**18
+"""Largest body elsewhere."""
+
+BODY = "atropos_gym.body"
+"""Where a request's scope holds its plain body."""
+
+
+class Saved:
+    """Holds every answer back until what it says is saved: then it is still true after a crash.
+
+    Reads that change nothing do not wait for what others have changed.
+
+    Args:
+        app: what answers.
+        store: what is saved.
+    """
+
+    def __init__(self, app: ASGIApp, store: Store) -> None:
+        self.app = app
+        self.store = store
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on; answers 503 in its place where nothing can be saved."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        waits = scope["method"] != "GET" or scope["path"] in ("/batch", "/reset_data")
+
+        async def send_saved(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                saved = self.store.save()
+                if saved is not None and waits:
+                    await self._wait(saved)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_saved)
+        except NotSaved as error:
+            await _later(str(error))(scope, receive, send)
+        finally:
+            self._save_soon()
+
+    def _save_soon(self) -> None:
+        """Saves what was changed after the answer, unless another answer does so before."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SAVE_SOON, self._save_now)
+
+    def _save_now(self) -> None:
+        self._timer = None
+        self.store.save()
+
+    async def _wait(self, saved: Future[None]) -> None:
+        waiting = asyncio.wrap_future(saved)
+        await asyncio.wait((waiting,), timeout=self.store.limits.save_seconds)
+        if not waiting.done():
+            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet")
+        if (error := waiting.exception()) is not None:
+            raise NotSaved(str(error))
+
+
+def _later(detail: str) -> JSONResponse:
+    content = {"detail": detail, "retry_after": RETRY_AFTER}
+    return JSONResponse(content, 503, {"Retry-After": str(RETRY_AFTER)})
+
+
+class _Refusal(Exception):
+    """A body that does not get in."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class _Left(Exception):
+    """The client went away before its body was complete."""
+
+
+class Bodies:
+    """Reads and inflates a whole body before the application sees the request, within limits.
+
+    The limit is counted on what comes in and on what comes out, piece by piece: a small body cannot become a
+    large one in memory, one of empty members has an end, and what a header claims does not matter. Where no
+    more groups can be kept, their bodies stay unread for a while and are then refused for now.
+
+    Args:
+        app: gets the request with its plain body.
+        desk: its limits say how large a body may be and how much is kept.
+    """
+
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        self.app = app
+        self.desk = desk
+        self.max_bytes = desk.store.limits.max_body_bytes
+        self.seconds = desk.store.limits.receive_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 400, 408, 413, 415 or 503, or passes the request on."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        scope[BODY] = b""
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            await self.app(scope, receive, send)
+            return
+        brings_groups = scope["path"] in GROUP_PATHS
+        if brings_groups and not await self.desk.hold_post(self._has_room):
+            await _later("queue full")(scope, receive, send)
+            return
+        limit = self.max_bytes if brings_groups else min(self.max_bytes, SETTINGS_BYTES)
+        arriving = min(_length(headers), limit) if brings_groups else 0
+        self.desk.arriving += arriving
+        try:
+            scope[BODY] = await self._read(headers, receive, limit)
+        except _Left:
+            return  # nobody is there to be answered, and nothing of it is kept
+        except _Refusal as refusal:
+            if brings_groups:
+                self.desk.store.count_refused(None, 1, f"status_{refusal.status}")
+            await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
+            return
+        finally:
+            self.desk.arriving -= arriving
+        await self.app(scope, receive, send)
+
+    def _has_room(self) -> bool:
+        return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
+
+    async def _read(self, headers: Headers, receive: Receive, limit: int) -> bytes:
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", *CODINGS):
+            raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
+        if _length(headers) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self.seconds):
+                pieces = _bounded(_chunks(receive), limit)
+                if coding != "identity":
+                    pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
+                return b"".join([piece async for piece in pieces])
+        except TimeoutError:
+            raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
+        except BrokenStream as error:
+            raise _Refusal(400, str(error)) from None
+
+
+def _length(headers: Headers) -> int:
+    """How long the body is to be, as its sender says; 0 where it does not."""
+    length = headers.get("content-length", "")
+    return int(length[:18]) if length.isascii() and length.isdigit() else 0
+
+
+def _too_large(limit: int) -> _Refusal:
+    return _Refusal(413, f"body is larger than {limit} bytes")
+
+
+async def _bounded(pieces: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    """Stops where the pieces together are too large."""
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        yield piece
+
+
+async def _inflated(chunks: AsyncIterator[bytes], inflater: Inflater) -> AsyncIterator[bytes]:
+    """What comes out of a coding; others get their turn after each large piece."""
+    async for chunk in chunks:
+        for piece in inflater.feed(chunk):
+            yield piece
+            if len(piece) == inflater.PIECE_BYTES:
+                await asyncio.sleep(0)
+    if not inflater.complete:
+        raise BrokenStream(f"invalid {inflater.coding} body: it is cut off")
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Left
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
