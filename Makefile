@@ -7,7 +7,7 @@ SEED   ?= 0
 NAME   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser test-atropos check format clean
+.PHONY: help demo test test-slow test-browser test-atropos test-vllm check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,15 @@ test-atropos: $(VENV)/.test .venv-atropos/.made  ## unmodified environments of a
 	.venv-atropos/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
 	@touch $@
 
+test-vllm: $(VENV)/.test .venv-vllm/.made  ## a learner and stock vLLM on a CPU: minutes to install, minutes to start
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+# Complete as it is; the file says what is left out of what vLLM asks for, and why.
+.venv-vllm/.made: tests/vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
+	@touch $@
+
 check: $(VENV)/.dev  ## format, lint, types, layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -62,4 +71,4 @@ format: $(VENV)/.dev  ## mend format and imports
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove environment, caches and runs
-	rm -rf $(VENV) .venv-atropos runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-atropos .venv-vllm runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
