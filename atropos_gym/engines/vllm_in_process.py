@@ -205,6 +205,10 @@ class AsyncLLMEndpoint(Endpoint):
         try:
             added = await self._llm.add_lora(request)
         except Exception as error:  # of any kind, from the engine's process: its words are the advice
+            if "max_lora_rank" in str(error):
+                raise EngineError(
+                    f"adapter {folder} does not fit ({error}): make the engine with a higher rank="
+                ) from error
             return _error(500, str(error))
         if not added:
             return _error(500, f"vLLM did not add {name}")
