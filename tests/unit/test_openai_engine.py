@@ -28,6 +28,7 @@ from atropos_gym.rendering import ChatRenderer
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.evaluation import evaluate
 from tests.tools.text_tasks import Guess
+from tests.unit.model_server_cases import BASE, Front, with_front
 
 PARAMS = SamplingParams(max_tokens=50, temperature=0.5)
 HI = [Message(role="system", content="Be brief."), Message(role="user", content="hi é")]
@@ -255,6 +256,27 @@ def test_no_answer_in_time() -> None:
         run(engine.chat(HI, PARAMS))
     assert engine.metrics()["running"] == 0
     engine.shutdown()
+
+
+def test_it_chats_with_our_own_front() -> None:
+    """The other end of the protocol, as ``serve-model`` has it: two programs of ours that share no code."""
+
+    async def talk(front: Front) -> None:
+        session, loop = await front.open(), asyncio.get_running_loop()
+
+        async def forward(request: httpx.Request) -> httpx.Response:
+            sent = front.http.request(request.method, request.url, content=request.content)
+            answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sent, loop))
+            return httpx.Response(answer.status_code, content=answer.content)
+
+        url = f"{BASE}/s/{session['id']}/0/v1"
+        engine = OpenAIEngine("m", base_url=url, transport=httpx.MockTransport(forward), retries=0)
+        replies = await engine.chat(HI, PARAMS, 2)
+        assert [(reply.content, reply.complete) for reply in replies] == [("é4", True)] * 2
+        assert engine.metrics()["tokens"] == 8
+        await engine.close()
+
+    with_front(ScriptedEngine(lambda *asked: [*"é4".encode(), 258]), talk)
 
 
 # -- as an engine over ids ------------------------------------------------------------------------------
