@@ -75,7 +75,7 @@ def unpack(content: bytes) -> Any:
     try:
         return msgpack.unpackb(content, raw=False, strict_map_key=True)
     except (msgpack.UnpackException, ValueError, RecursionError) as error:
-        raise ValueError(f"no msgpack: {error or type(error).__name__}") from None
+        raise ValueError(f"no msgpack: {str(error) or type(error).__name__}") from None
 
 
 def group_of(item: Mapping[str, Any], *, trusted: bool = True) -> ScoredDataGroup:

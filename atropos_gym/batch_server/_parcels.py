@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from atropos_gym.batch_server._calls import Call, describe, name_of, names_of
 from atropos_gym.batch_server._group_bodies import Body, body_of, body_of_list
+from atropos_gym.batch_server.limits import MOST_GROUPS
 from atropos_gym.batch_server.spool import Kept, Spool
 from atropos_gym.errors import GroupRefused, ServerError
 from atropos_gym.wire import ScoredDataGroup
@@ -31,7 +32,7 @@ MAX_HOLD_SECONDS = 240.0
 """So long may a server hold a post while too much is queued."""
 
 MAX_LIST_BYTES = 32 * 2**20
-"""Groups are sent in lists of about this size at most."""
+"""Groups are sent in lists of about this size at most, and of no more groups than a server takes."""
 
 REFUSALS = (400, 413, 422)
 """Statuses that are about what was posted: the same post would be refused again."""
@@ -97,7 +98,7 @@ class ListParcel:
         """The next list."""
         bodies: list[Body] = []
         size = 0
-        while self._waiting and size < MAX_LIST_BYTES:
+        while self._waiting and size < MAX_LIST_BYTES and len(bodies) < MOST_GROUPS:
             self._sent.append(self._waiting.popleft())
             bodies.append(body_of(self._sent[-1][1], packed=packed))
             size += len(bodies[-1].content)

@@ -130,6 +130,8 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers, *, foreign: bool) -> Response | None:
         """The answer to who may not ask; None where one may."""
+        if len(headers.getlist("host")) > 1:  # whoever stands before us may have looked at another one
+            return JSONResponse({"detail": "more than one Host header"}, 400)
         host = headers.get("host", "")
         if self.access.token is None and not self._known(_name(host)):
             return JSONResponse({"detail": f"host {host[:100]!r} is not served here"}, 400)

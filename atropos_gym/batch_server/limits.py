@@ -6,10 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BATCHES_PER_ENV", "Limits", "memory_allows"]
+__all__ = ["BATCHES_PER_ENV", "MOST_GROUPS", "Limits", "memory_allows"]
 
 BATCHES_PER_ENV = 4
 """So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
+
+MOST_GROUPS = 4096
+"""Groups in one post. All of a list or none of it is stored, in one go, and so many take tenths of a second
+in which nobody else is answered; clients of ours post longer lists in parts."""
 
 
 def memory_allows() -> int:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
+from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.clock import ManualClock, SystemClock
 from atropos_gym.batch_server.limits import Limits
@@ -145,6 +146,11 @@ def test_status_env_takes_its_number_as_a_query_or_as_a_body(started: LocalServe
     missing = started.call("GET", "/status-env", json={})
     assert missing.status_code == 422
     assert missing.json()["detail"][0]["loc"] == ["body", "env_id"]
+    for headers in ({}, {"Content-Type": "application/json"}):
+        neither = started.call("GET", "/status-env", headers=headers)
+        assert neither.status_code == 422
+        (entry,) = neither.json()["detail"]
+        assert (entry["type"], entry["loc"]) == ("missing", ["query", "env_id"])
 
 
 def test_verbs_and_paths(server: LocalServer) -> None:
@@ -235,8 +241,8 @@ def test_infinity_by_a_large_exponent_is_refused(started: LocalServer) -> None:
         (b"{}", {"Content-Type": ""}, 415),
         (b"{}", {"Content-Encoding": "deflate"}, 415),
         (b"{}", {"Content-Encoding": "gzip"}, 400),
-        (gzip.compress(b"{}")[:-4], {"Content-Encoding": "gzip"}, 400),
-        (gzip.compress(b"x" * 2000), {"Content-Encoding": "gzip"}, 413),
+        (gzip.compress(b"{}", mtime=0)[:-4], {"Content-Encoding": "gzip"}, 400),
+        (gzip.compress(b"x" * 2000, mtime=0), {"Content-Encoding": "gzip"}, 413),
         (b"x" * 2000, {}, 413),
         (b"5", {"Content-Type": "application/xml"}, 415),
         (b"\xc1", {"Content-Type": "application/msgpack"}, 422),
@@ -253,6 +259,26 @@ def test_bodies_that_cannot_be_read(path: str, content: bytes, headers: dict[str
     assert reply.status_code == status, reply.text
     assert "detail" in reply.json()
     assert server.get("/status")["queue_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xc1", "0xc1"),
+        (b"\x91\xc1", "0xc1"),
+        (b"\x91" * 2000, "nested too deeply"),
+        (b"\x91", "incomplete"),
+        (b"\xa1\xff", "utf-8"),
+        (b"\x01\x01", "extra data"),
+    ],
+)
+def test_what_is_wrong_with_msgpack_is_said(server: LocalServer, content: bytes, words: str) -> None:
+    reply = server.call(
+        "POST", "/scored_data", content=content, headers={"Content-Type": "application/msgpack"}
+    )
+    assert reply.status_code == 422
+    (entry,) = reply.json()["detail"]
+    assert entry["msg"].startswith("body is not valid msgpack: ") and words in entry["msg"]
 
 
 def test_a_sequence_longer_than_the_trainers_limit_is_named(started: LocalServer) -> None:
@@ -347,6 +373,16 @@ def test_pages_of_other_sites_get_nothing(
     assert (reply.status_code, word in reply.json()["detail"]) == (status, True)
     assert not any(name.startswith("access-control") for name in reply.headers)
     assert started.get("/status")["queue_size"] == 1
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "evil.example"), ("127.0.0.1", "127.0.0.1")])
+def test_of_two_hosts_neither_counts(hosts: tuple[str, str], token: str | None) -> None:
+    server = LocalServer()
+    server.app = create_app(clock=server.clock, access=Access(token))
+    headers = [("Host", host) for host in hosts] + [("Authorization", f"Bearer {token}")]
+    reply = server.call("GET", "/status", headers=headers)
+    assert (reply.status_code, reply.json()) == (400, {"detail": "more than one Host header"})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from atropos_gym.batch_server.state.refusals import Problem
 
-__all__ = ["MAX_ENTRIES", "Path", "entry", "problem_details", "validation_details"]
+__all__ = ["MAX_ECHO", "MAX_ENTRIES", "Path", "entry", "problem_details", "validation_details"]
 
 Path = tuple[str | int, ...]
 """Where something is, from the root: ``("body", "masks", 3)``."""

@@ -30,8 +30,12 @@ def unpack(body: bytes) -> Any:
     """Unpacks a body; raises ``ValueError`` where it is no msgpack."""
     try:
         return msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except msgpack.FormatError:  # it says nothing itself
+        raise ValueError("body is not valid msgpack: 0xc1, with which no value begins") from None
+    except msgpack.StackError:  # nor does this one
+        raise ValueError("body is not valid msgpack: lists and maps are nested too deeply") from None
     except (msgpack.UnpackException, ValueError, RecursionError, OverflowError) as error:
-        raise ValueError(f"body is not valid msgpack: {error or type(error).__name__}") from None
+        raise ValueError(f"body is not valid msgpack: {error}") from None
 
 
 def unpack_plain(body: bytes) -> Any:

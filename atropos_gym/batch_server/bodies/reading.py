@@ -26,6 +26,7 @@ from atropos_gym.batch_server.bodies.msgpack import MSGPACK, expand, read_msgpac
 from atropos_gym.batch_server.bodies.reader_process import Lost, reader
 from atropos_gym.batch_server.http.asgi import BODY
 from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.limits import MOST_GROUPS
 from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.wire import ScoredDataGroup
 
@@ -110,7 +111,7 @@ async def read_groups(desk: Desk, request: Request, *, many: bool) -> list[Incom
         many: whether it must be a list.
 
     Raises:
-        GroupsRefused: 400, 415, 422, or 503 where memory is short; then no group of the list may be kept.
+        GroupsRefused: 400, 413, 415, 422, or 503 where memory is short; then no group of the list may be kept.
     """
     body, media_type = request.scope[BODY], _media_type(request)
     if len(body) > SMALL_BYTES:
@@ -232,10 +233,14 @@ def parse_groups(
         foreign_masks: ``"keep"`` takes masks that are neither -100 nor the id.
 
     Raises:
-        HTTPException: 422 that names the bad places; then no group of the list may be kept.
+        HTTPException: 422 that names the bad places, 413 where there are too many groups; then no group of
+            the list may be kept.
     """
     if many and not isinstance(value, list):
         raise HTTPException(422, [entry("list_type", ("body",), "the body must be a list of groups")])
+    if many and len(value) > MOST_GROUPS:
+        message = f"list has {len(value)} groups, one post may bring {MOST_GROUPS}: post it in parts"
+        raise HTTPException(413, message)
     details: list[dict[str, Any]] = []
     incoming: list[Incoming] = []
     for index, item in enumerate(value if many else [value]):

@@ -1,7 +1,8 @@
-"""HTTP/1.1 over httptools, with an end to how long the head of a request may be."""
+"""HTTP/1.1 over httptools, with an end to how long the head of a request may be, and refusals in JSON."""
 
 from __future__ import annotations
 
+from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["BoundedProtocol"]
@@ -15,7 +16,10 @@ class _HeadTooLong(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which answers 400 and hangs up where a head is longer than 64 KiB."""
+    """Uvicorn's protocol, which answers 400 and hangs up where a head is longer than 64 KiB.
+
+    What no application gets to see is refused here, with a ``detail`` as everywhere else.
+    """
 
     _head_bytes: int | None = None  # of the head that is being read; None between two heads
 
@@ -26,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response("Request head is too long.")
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -35,7 +39,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head of a request has come."""
-        self._head_bytes = None
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head_bytes > MAX_HEAD_BYTES:
             raise _HeadTooLong
+        self._head_bytes = None
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no request, and hangs up; says what is wrong where the parser does not know."""
+        if (self._head_bytes or 0) > MAX_HEAD_BYTES:
+            msg = f"request head is longer than {MAX_HEAD_BYTES} bytes"
+        body = to_json({"detail": msg})
+        lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % one for one in self.server_state.default_headers)]
+        lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()

@@ -9,13 +9,9 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from atropos_gym.batch_server.bodies.details import MAX_ECHO, MAX_ENTRIES, problem_details
-from atropos_gym.batch_server.bodies.reading import (
-    GroupsRefused,
-    read_body,
-    read_groups,
-    reply,
-)
+from atropos_gym.batch_server.bodies.details import MAX_ECHO, MAX_ENTRIES, entry, problem_details
+from atropos_gym.batch_server.bodies.reading import GroupsRefused, read_body, read_groups, reply
+from atropos_gym.batch_server.http.asgi import BODY
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.openapi import REFUSALS, schema_of
 from atropos_gym.batch_server.http.post_reply import ACCEPT_POST, PostReply, digest_of, key_of
@@ -44,6 +40,9 @@ def env_routes(desk: Desk) -> APIRouter:
     @router.get("/status-env")
     async def status_env(request: Request, env_id: Annotated[int | None, Query()] = None) -> Response:
         """Tells an environment how much is queued; its number comes as a query or as a JSON body."""
+        if env_id is None and not request.scope[BODY]:
+            missing = entry("missing", ("query", "env_id"), "neither query nor body says env_id")
+            raise HTTPException(422, [missing])
         if env_id is None:
             env_id = read_body(request, EnvRef).env_id
         store.env_seen(env_id, desk.now())

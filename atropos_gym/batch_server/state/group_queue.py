@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -31,7 +31,6 @@ class StoredGroup:
         policy_version: lowest version that sampled in it; None where unknown.
         received_at: Unix seconds.
         data: the group as it is kept; None where it lies on disk only.
-        read: gets it from there.
     """
 
     number: int
@@ -43,7 +42,6 @@ class StoredGroup:
     policy_version: int | None
     received_at: float
     data: PackedGroup | None = None
-    read: Callable[[StoredGroup], PackedGroup] | None = None
 
     @classmethod
     def of(cls, number: int, incoming: Incoming, now: float) -> Self:
@@ -64,11 +62,9 @@ class StoredGroup:
 
     @property
     def packed(self) -> PackedGroup:
-        """The group as it is kept; it is read back first where it lies on disk only."""
-        if self.data is not None:
-            return self.data
-        assert self.read is not None, "only a store on disk lets go of what is in memory"
-        return self.read(self)
+        """The group as it is kept, where it is known to be in memory."""
+        assert self.data is not None, "it lies on disk only"
+        return self.data
 
     @property
     def group_id(self) -> str:

@@ -107,7 +107,7 @@ class SqliteStore(MemoryStore):
         for group in reversed(new):
             if surplus <= 0:
                 return
-            group.data, group.read = None, self._read
+            group.data = None
             self._on_disk += group.bytes
             surplus -= group.bytes
 
@@ -124,8 +124,8 @@ class SqliteStore(MemoryStore):
             return super().fetch(lease)
         return self._journal.ask(partial(_packed, groups))
 
-    def _read(self, group: StoredGroup) -> PackedGroup:
-        (packed,) = self._journal.ask(partial(_packed, [(group.number, None)])).result()
+    def _read(self, number: int) -> PackedGroup:
+        (packed,) = self._journal.ask(partial(_packed, [(number, None)])).result()
         return packed
 
     @property
@@ -222,7 +222,7 @@ class SqliteStore(MemoryStore):
             for number, body in read("SELECT * FROM groups ORDER BY number")
         }
         if groups:
-            self._latest = self._read(groups[max(groups)])
+            self._latest = self._read(max(groups))
         units = {
             number: read_unit(body, groups) for number, body in read("SELECT * FROM units ORDER BY number")
         }
@@ -242,7 +242,6 @@ class SqliteStore(MemoryStore):
 
     def _found(self, group: StoredGroup) -> StoredGroup:
         """A group that stays where it was found: in the file."""
-        group.read = self._read
         self._on_disk += group.bytes
         return group
 
