@@ -111,7 +111,7 @@ async def read_groups(desk: Desk, request: Request, *, many: bool) -> list[Incom
         many: whether it must be a list.
 
     Raises:
-        GroupsRefused: 400, 413, 415, 422, or 503 where memory is short; then no group of the list may be kept.
+        GroupsRefused: 400, 413, 415, 422, or 503 where memory is short; then none of the groups may be kept.
     """
     body, media_type = request.scope[BODY], _media_type(request)
     if len(body) > SMALL_BYTES:
