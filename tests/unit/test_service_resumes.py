@@ -82,6 +82,55 @@ def test_killed_at_a_post_and_started_again_nothing_is_lost_or_twice(
     assert json.loads((tmp_path / "service.json").read_text())["next_number"] == 2 * GROUPS
 
 
+class Unanswered(Network):
+    """A network that never brings the answer to the first post, whether or not that has arrived."""
+
+    def __init__(self, *, arrives: bool) -> None:
+        super().__init__()
+        self.arrives = arrives
+        self.posted = asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.startswith("/scored_data") or self.posted.is_set():
+            return await super().handle_async_request(request)
+        if self.arrives:
+            await super().handle_async_request(request)
+        self.posted.set()
+        return await asyncio.Future()
+
+
+@pytest.mark.parametrize("kept", ["state", "spool"])
+@pytest.mark.parametrize("arrives", [True, False])
+def test_cancelled_while_a_post_is_answered_it_never_plays_the_same_numbers_again(
+    tmp_path: Path, arrives: bool, kept: str
+) -> None:
+    network = Unanswered(arrives=arrives)
+    keeps = {"state": tmp_path / "service.json"} if kept == "state" else {"spool": tmp_path}
+
+    async def story() -> list[ScoredDataGroup]:
+        trainer = Trainer(network)
+        await trainer.start()
+        await trainer.publish(0)
+        first = asyncio.create_task(service_of(network, **keeps).run())
+        await network.posted.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = service_of(network, **keeps)
+        assert second.collector.next_number == GROUPS
+        running = asyncio.create_task(second.run())
+        groups = await trainer.take()
+        await trainer.publish(1)
+        groups += await trainer.take()
+        await trainer.finish()
+        await running
+        await trainer.client.close()
+        return groups
+
+    numbers = sorted(map(number_of, run_moved(story())))
+    lost = 0 if arrives or kept == "spool" else GROUPS  # without a spool nobody else has them
+    assert numbers == list(range(lost, lost + 2 * GROUPS))
+
+
 def test_the_spool_of_another_process_is_refused(tmp_path: Path) -> None:
     other = Spool(tmp_path)
     with pytest.raises(ConfigError, match="is used by another process"):
