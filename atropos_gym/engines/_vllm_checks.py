@@ -35,7 +35,7 @@ GOLDENS = (
     "½ × 3 = 1.5",
 )
 _ONE_FOLDER = "give server and learner the same model folder (--model, --policy)"
-_SAMPLE = re.compile(r"^vllm:(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^(?:vllm|sglang):(?P<name>\w+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
 
 async def server_findings(
@@ -147,7 +147,7 @@ async def _rows(replica: VLLMReplica, model: str, reference: Reference) -> list[
 
 
 async def read_metrics(replicas: Sequence[VLLMReplica]) -> dict[str, float]:
-    """Returns ``vllm:…`` values by name, summed over labels and replicas."""
+    """Returns ``vllm:…`` (``sglang:…``) values by name, summed over labels and replicas."""
     total: Counter[str] = Counter()
     for replica in replicas:
         answer = await replica.ask("GET", "/metrics")

@@ -6,6 +6,7 @@ replicas and restarts are those of ``VLLMEngine``.
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["SGLangEngine"]
 
 _START = "start SGLang with --enable-lora --lora-target-modules all --max-lora-rank R"
+_HAS_IT = re.compile(r"already (exists|loaded|been loaded)")
+_UNFIT = re.compile(r"with rank \d+|max-lora-rank|lora-target-modules|target[ _]modules")
 _RAW = "unset SGLANG_RETURN_ORIGINAL_LOGPROB where SGLang is started"
 
 
@@ -149,9 +152,9 @@ class SGLangEndpoint(Endpoint):
             )
         if answer.status == 404 or "LoRA is not enabled" in said:
             raise EngineError(f"{self.url} serves no adapters: {_START} ({said})")
-        if "already" in said:
+        if _HAS_IT.search(said):
             return _error(400, f"{name} has already been loaded: {said}")
-        if "rank" in said or "target modules" in said or "target_modules" in said:
+        if _UNFIT.search(said):
             raise EngineError(f"{self.url} cannot hold adapter {name} from {folder}: {_START} ({said})")
         if "adapter_config" in said or "No such file" in said or folder in said:
             return _error(404, f"No adapter found for {name}: {said}")

@@ -81,6 +81,8 @@ class FakeSGLang:
             return self._unload(body)
         if path == "/tokenize":
             return httpx.Response(200, json={"tokens": list(body["prompt"].encode())})
+        if path == "/metrics":
+            return httpx.Response(200, text='sglang:num_running_reqs{model_name="m"} 2.0\n')
         return httpx.Response(404, json={"detail": "Not Found"})
 
     def _generate(self, body: dict[str, Any]) -> httpx.Response:

@@ -45,6 +45,7 @@ def test_ids_and_logprobs_of_each_sample_with_a_seed_of_its_own() -> None:
         assert first.trainable is True and ask(engine, n=2) == [first, second], "seeds repeat"
         assert ask(engine, PARAMS.with_(seed=8))[0].ids == second.ids
         assert engine.metrics()["cached_tokens"] == 6
+        assert run(engine.server_metrics()) == {"num_running_reqs": 2.0}
     body = fake.asked[[path for path, _ in fake.asked].index("/generate")][1]
     assert body["input_ids"] == [PROMPT, PROMPT] and "lora_path" not in body
     assert [one["sampling_seed"] for one in body["sampling_params"]] == [7, 8]
@@ -213,6 +214,14 @@ def test_a_refused_adapter_names_the_flag(server: dict[str, Any], message: str, 
         with pytest.raises(EngineError, match=message):
             run(engine.publish(1, folders[0]))
         assert engine.newest == 0 and ask(engine)[0].version == 0
+
+
+def test_a_folder_that_the_server_cannot_see_is_named() -> None:
+    fake = FakeSGLang()
+    with fake.engine() as engine:
+        elsewhere = {"lora_name": "r0-v1", "lora_path": "/home/frank/already"}
+        answer = run(engine._router.replicas[0].endpoint.ask("POST", "/v1/load_lora_adapter", elsewhere))
+        assert (answer.status, "No adapter found" in answer.message) == (404, True)
 
 
 def test_a_name_from_another_folder_is_not_taken_for_ours(folders: list[Path]) -> None:
