@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from server_tools import LocalServer, group
 
 from atropos_gym.batch_server import _parcels
-from atropos_gym.batch_server.bodies import reading
+from atropos_gym.batch_server.bodies import exact
 from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
 from atropos_gym.errors import ConfigError, GroupRefused, ServerError
 from atropos_gym.wire import Policy, ScoredDataGroup
@@ -103,7 +103,7 @@ def test_a_whole_update(client: BatchClient) -> None:
 def test_more_groups_than_a_server_takes_at_once_go_in_parts(
     server: LocalServer, client: BatchClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_GROUPS", 3)
+    monkeypatch.setattr(exact, "MOST_GROUPS", 3)
     monkeypatch.setattr(_parcels, "MOST_GROUPS", 3)
     server.start()
     assert client.post_groups([make(2, tag=float(n)) for n in range(8)]) == [f"g-{n}" for n in range(1, 9)]

@@ -23,6 +23,7 @@ from atropos_gym.batch_server.bodies.msgpack import MOST_MEMBERS, pack, unpack, 
 from atropos_gym.batch_server.bodies.reader_process import reader
 from atropos_gym.batch_server.bodies.reading import answer
 from atropos_gym.batch_server.clock import ManualClock
+from atropos_gym.batch_server.http import requests
 from atropos_gym.batch_server.http.asgi import SETTINGS_BYTES
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.limits import MOST_GROUPS
@@ -44,7 +45,7 @@ def child() -> Iterator[None]:
 @pytest.fixture
 def server(child: None, monkeypatch: pytest.MonkeyPatch) -> LocalServer:
     """A server for which every body is large."""
-    monkeypatch.setattr(reading, "HUGE_BYTES", 0)
+    monkeypatch.setattr(requests, "HUGE_BYTES", 0)
     server = LocalServer()
     server.start()
     return server
@@ -180,9 +181,9 @@ def test_only_long_bodies_that_are_odd_are_read_elsewhere(
     server.start()
     odd = group(4, distill_logprobs=[[[0.5]] * 3] * 4)
     assert post(server, odd).status_code == 200 and asked == []
-    long = json.dumps(odd).encode().ljust(reading.ODD_BYTES + 1)
+    long = json.dumps(odd).encode().ljust(requests.ODD_BYTES + 1)
     assert post(server, long).status_code == 200 and asked == [len(long)]
-    plain = json.dumps(group()).encode().ljust(reading.ODD_BYTES + 1)
+    plain = json.dumps(group()).encode().ljust(requests.ODD_BYTES + 1)
     assert post(server, plain).status_code == 200 and len(asked) == 1
 
 

@@ -20,8 +20,8 @@ import pytest
 from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
 from atropos_gym.batch_server import create_app
-from atropos_gym.batch_server.bodies import reading
 from atropos_gym.batch_server.client import AsyncBatchClient
+from atropos_gym.batch_server.http import requests
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.state.group_queue import GroupQueue
 from atropos_gym.batch_server.state.packed import pack_group
@@ -412,15 +412,15 @@ def test_f26_others_are_answered_while_a_large_body_is_read(monkeypatch: pytest.
     """GET / waits 8.5 s while 65 MB are read, 55 s while they are written."""
     server = started()
     begun, answered = threading.Event(), threading.Event()
-    read = reading._groups
+    read = requests.plain_groups
 
     def slowly(*words: Any) -> Any:
         begun.set()
         assert answered.wait(60), "nobody was answered meanwhile"
         return read(*words)
 
-    monkeypatch.setattr(reading, "_groups", slowly)
-    body = json.dumps(group()).encode().ljust(reading.LARGE_BYTES + 1)
+    monkeypatch.setattr(requests, "plain_groups", slowly)
+    body = json.dumps(group()).encode().ljust(requests.LARGE_BYTES + 1)
 
     async def story() -> httpx.Response:
         async with server.http() as http:

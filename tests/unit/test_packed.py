@@ -19,9 +19,9 @@ from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atropos_gym.batch_server.bodies.exact import parse, parse_groups
 from atropos_gym.batch_server.bodies.fast_json import read_json_groups
 from atropos_gym.batch_server.bodies.msgpack import expand, pack, read_msgpack_groups, unpack
-from atropos_gym.batch_server.bodies.reading import parse, parse_groups
 from atropos_gym.batch_server.state import packed
 from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.batch_server.state.packed import FLOATS, PackedGroup, pack_group

@@ -1,1 +1,1 @@
-"""Bodies in and answers out: content codings, JSON and msgpack, and what is wrong with a body."""
+"""Bodies read and answers formed: content codings, JSON and msgpack, and what is wrong with a body."""

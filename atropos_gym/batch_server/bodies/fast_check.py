@@ -1,7 +1,7 @@
 """The rules of a group, checked in whole arrays.
 
 This is the fast way in: it takes what is plainly right and gives up on everything else. Whatever it gives up
-on, ``reading.py`` reads again with the exact validator, which takes the unusual and words the refusals; both
+on, ``exact.py`` reads again with the exact validator, which takes the unusual and words the refusals; both
 ways lead to the same bytes.
 """
 

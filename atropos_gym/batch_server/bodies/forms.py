@@ -13,13 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atropos_gym.batch_server.bodies.codings import squeezer
 from atropos_gym.batch_server.bodies.msgpack import MSGPACK, pack
 
-__all__ = ["Form", "Formed"]
+__all__ = ["LARGE_BYTES", "Form", "Formed"]
 
 SMALL_BYTES = 1000
 """Shorter answers are not worth a coding."""
 
 LARGE_BYTES = 2**20
-"""Longer ones are put into their form in a thread."""
+"""Longer ones, and larger groups, are put into their form in a thread."""
 
 JSON = "application/json"
 

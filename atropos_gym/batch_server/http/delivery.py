@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from atropos_gym.batch_server.bodies.codings import squeezer
-from atropos_gym.batch_server.bodies.forms import Form
+from atropos_gym.batch_server.bodies.forms import LARGE_BYTES, Form
 from atropos_gym.batch_server.bodies.msgpack import pack
 from atropos_gym.batch_server.http.desk import Desk, settle, watch
 from atropos_gym.batch_server.state.leases import Lease
@@ -27,10 +27,6 @@ __all__ = ["BatchReply"]
 
 CHUNK_BYTES = 256 * 1024
 """A body goes out in pieces, so that a client that stops reading is noticed before the end."""
-
-LARGE_BYTES = 2**20
-"""Groups that take more are written in a thread."""
-
 
 Result = TypeVar("Result")
 

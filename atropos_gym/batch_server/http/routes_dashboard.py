@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse, Response
 
-from atropos_gym.batch_server.bodies.reading import reply
 from atropos_gym.batch_server.dashboard import Dashboard
 from atropos_gym.batch_server.dashboard.page import HEADERS, PAGE
 from atropos_gym.batch_server.http.openapi import REFUSALS
+from atropos_gym.batch_server.http.requests import reply
 
 __all__ = ["dashboard_routes"]
 

@@ -10,11 +10,12 @@ from fastapi.responses import Response
 from pydantic_core import to_json
 
 from atropos_gym.batch_server.bodies.details import MAX_ECHO, MAX_ENTRIES, entry, problem_details
-from atropos_gym.batch_server.bodies.reading import GroupsRefused, read_body, read_groups, reply
+from atropos_gym.batch_server.bodies.reading import GroupsRefused
 from atropos_gym.batch_server.http.asgi import BODY
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.openapi import REFUSALS, schema_of
 from atropos_gym.batch_server.http.post_reply import ACCEPT_POST, PostReply, digest_of, key_of
+from atropos_gym.batch_server.http.requests import read_body, read_groups, reply
 from atropos_gym.batch_server.state.intake import Receipt
 from atropos_gym.batch_server.state.refusals import Refused, Unknown
 from atropos_gym.wire import EnvRef, EnvRegistration, ScoredDataGroup

@@ -9,9 +9,9 @@ from fastapi.responses import PlainTextResponse, Response
 
 from atropos_gym.batch_server.bodies.forms import LARGE_BYTES, Form
 from atropos_gym.batch_server.bodies.msgpack import pack
-from atropos_gym.batch_server.bodies.reading import reply
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.openapi import MAY_FAIL
+from atropos_gym.batch_server.http.requests import reply
 from atropos_gym.batch_server.metrics import CONTENT_TYPE, counter, exposition, gauge
 from atropos_gym.batch_server.state.packed import PackedGroup
 

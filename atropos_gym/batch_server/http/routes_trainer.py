@@ -8,10 +8,10 @@ from uuid import UUID
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from atropos_gym.batch_server.bodies.reading import read_body, reply
 from atropos_gym.batch_server.http.delivery import BatchReply
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.openapi import BINARY, REFUSALS, schema_of
+from atropos_gym.batch_server.http.requests import read_body, reply
 from atropos_gym.batch_server.state.leases import Lease
 from atropos_gym.batch_server.state.parts import Share
 from atropos_gym.batch_server.state.stock import Request as BatchRequest

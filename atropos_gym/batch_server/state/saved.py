@@ -28,7 +28,7 @@ __all__ = [
 
 def group_body(group: StoredGroup) -> bytes:
     """What is known of a group; its data is kept apart."""
-    return _body(group, without=("number", "data", "read"))
+    return _body(group, without=("number", "data"))
 
 
 def read_group(number: int, body: str | bytes) -> StoredGroup:
