@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from atropos_gym.batch_server.access import Access, Guard
+from atropos_gym.batch_server.bodies.details import MAX_ENTRIES, entry
 from atropos_gym.batch_server.bodies.forms import Formed
 from atropos_gym.batch_server.clock import Clock, SystemClock
 from atropos_gym.batch_server.dashboard import Dashboard
@@ -90,10 +91,7 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
 
 async def _query_refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    entries = [
-        {"type": entry["type"], "loc": list(entry["loc"]), "msg": entry["msg"]}
-        for entry in error.errors()[:20]
-    ]
+    entries = [entry(one["type"], one["loc"], one["msg"]) for one in error.errors()[:MAX_ENTRIES]]
     return JSONResponse({"detail": entries}, 422)
 
 

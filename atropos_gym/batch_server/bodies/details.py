@@ -23,13 +23,13 @@ MAX_ECHO = 200
 
 
 def validation_details(error: ValidationError, root: Path) -> Iterable[dict[str, Any]]:
-    """Turns pydantic's errors into the entries of a 422, at most 20."""
+    """Turns pydantic's errors into the entries of a 422, the first ones."""
     for one in error.errors(include_url=False, include_context=False)[:MAX_ENTRIES]:
         yield entry(one["type"], (*root, *one["loc"]), one["msg"], one["input"])
 
 
 def problem_details(problems: Sequence[Problem], root: Path, *, many: bool) -> list[dict[str, Any]]:
-    """Turns a store's problems into the entries of a 422, at most 20."""
+    """Turns a store's problems into the entries of a 422, the first ones."""
     return [
         entry(problem.kind, (*root, *((problem.index,) if many else ()), *problem.path), problem.message)
         for problem in problems[:MAX_ENTRIES]

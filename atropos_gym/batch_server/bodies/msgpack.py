@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from atropos_gym._wire_checks import MASKED
 from atropos_gym.batch_server.bodies.fast_check import Odd, read
 from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.packed import FLOATS
 
 __all__ = ["MSGPACK", "expand", "pack", "read_msgpack_groups", "unpack", "unpack_plain"]
 
@@ -22,7 +23,6 @@ MOST_MEMBERS = 40_000
 """Members of lists and maps in a body that is read fast: each is a Python object."""
 
 IDS = ("tokens", "masks")
-FLOATS = ("advantages", "ref_logprobs", "inference_logprobs")
 TEACHER = {"distill_token_ids": "<i4", "distill_logprobs": "<f4"}
 
 

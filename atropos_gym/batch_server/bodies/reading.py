@@ -72,7 +72,7 @@ def _sender(item: Any) -> int | None:
 
 
 def answer(body: bytes, question: dict[str, Any]) -> list[Incoming] | dict[str, Any]:
-    """What a process that reads for another one says of a body: its groups, or what ``GroupsRefused`` is made of."""
+    """What a reading process says of a body: its groups, or what ``GroupsRefused`` is made of."""
     try:
         media_type, many = question["media_type"], question["many"]
         groups = plain_groups(body, media_type, many)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from atropos_gym.batch_server.bodies.details import MAX_ENTRIES
 from atropos_gym.batch_server.bodies.msgpack import MSGPACK
 
 __all__ = ["BINARY", "MAY_FAIL", "NOT_SERVED", "REFUSALS", "schema_of"]
@@ -22,7 +23,7 @@ NUMBER: Schema = {"type": "number"}
 PLACES: Schema = {
     "type": "array",
     "minItems": 1,
-    "maxItems": 20,
+    "maxItems": MAX_ENTRIES,
     "items": {
         "type": "object",
         "required": ["type", "loc", "msg"],

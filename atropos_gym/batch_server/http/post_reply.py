@@ -9,6 +9,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from atropos_gym.batch_server.bodies.details import entry
 from atropos_gym.batch_server.http.desk import Desk, watch
 from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.batch_server.state.replies import KeptReply
@@ -61,8 +62,7 @@ def key_of(request: Request) -> str | None:
     if key is None or (0 < len(key) <= LONGEST_KEY and all("!" <= one <= "~" for one in key)):
         return key
     message = f"Idempotency-Key must be 1 to {LONGEST_KEY} visible ASCII characters, got {key[:40]!r}"
-    entry = {"type": "key_invalid", "loc": ["header", "idempotency-key"], "msg": message}
-    raise HTTPException(422, [entry])
+    raise HTTPException(422, [entry("key_invalid", ("header", "idempotency-key"), message)])
 
 
 def digest_of(groups: Iterable[Incoming], *, many: bool) -> bytes:

@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
+from atropos_gym.batch_server.bodies.details import entry
 from atropos_gym.batch_server.http.delivery import BatchReply
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.openapi import BINARY, REFUSALS, schema_of
@@ -150,7 +151,7 @@ def _share(
         name, message = ("lease_seconds", "parts of a batch are leased: say for how long")
     else:
         return Share(rank, world_size, step)
-    raise HTTPException(422, [{"type": "value_error", "loc": ["query", name], "msg": message}])
+    raise HTTPException(422, [entry("value_error", ("query", name), message)])
 
 
 def _versions(text: str) -> list[int]:
@@ -159,6 +160,4 @@ def _versions(text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         message = f"holding must be versions such as 11,12, got {text[:100]!r}"
-        raise HTTPException(
-            422, [{"type": "int_parsing", "loc": ["query", "holding"], "msg": message}]
-        ) from None
+        raise HTTPException(422, [entry("int_parsing", ("query", "holding"), message)]) from None
