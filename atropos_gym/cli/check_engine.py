@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from atropos_gym.cli.command import Command
+from atropos_gym.cli.engines import SERVERS
 from atropos_gym.cli.mistakes import need_learner
 from atropos_gym.cli.models import find_model
 from atropos_gym.engines import make_engine
@@ -81,8 +82,8 @@ def _opened(spec: str, model: str | None, options: Mapping[str, Any], folder: Pa
         spec, model = f"hf:{find_model(path)}" if path else spec, None if path else model
     else:
         more["adapter_dir"] = options["adapter_dir"]
+        more["api_key"] = options["api_key"] or os.environ.get(SERVERS.get(kind, ""))
         if kind == "vllm":
-            more["api_key"] = options["api_key"] or os.environ.get("VLLM_API_KEY")
             more["python"] = options["vllm_python"]
         if spec == "vllm":
             more |= {"dtype": options["dtype"], "max_lora_rank": options["lora_rank"]}

@@ -122,7 +122,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "metavar": "PATH",
             "help": "the interpreter of vLLM's own environment, to start a server with",
         },
-        "api_key": {"metavar": "KEY", "help": "the server's [the variable VLLM_API_KEY]"},
+        "api_key": {
+            "metavar": "KEY",
+            "help": "the server's [the variable VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY]",
+        },
         "json": {"action": "store_true", "help": "print JSON for programs in place of the table"},
     },
     "play": {

@@ -14,7 +14,10 @@ from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError, EngineUnfit
 from atropos_gym.findings import faults
 
-__all__ = ["check_engine_settings", "kind_of", "open_named", "require_fit"]
+__all__ = ["SERVERS", "check_engine_settings", "kind_of", "open_named", "require_fit"]
+
+SERVERS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
+"""Engines that are servers of their own, and the variable that holds the key of one."""
 
 
 def kind_of(spec: str) -> str:
@@ -51,12 +54,10 @@ def check_engine_settings(config: Config) -> None:
         raise ConfigError(
             f"--engine {config.engine} cannot serve --policy tiny, whose base the run makes: use --engine hf"
         )
-    if config.swap == "restart" and kind == "vllm" and not launched:
-        raise ConfigError("--swap restart starts the server anew: it needs --engine vllm, not vllm:URL")
-    if config.swap == "in_place" and kind == "vllm":
-        raise ConfigError(
-            "--swap in_place mixes versions in vLLM's prefix cache and cannot be undone there: use hot_swap"
-        )
+    if config.swap == "restart" and kind in SERVERS and not launched:
+        raise ConfigError(f"--swap restart starts the server anew: it needs --engine vllm, not {kind}:URL")
+    if config.swap == "in_place" and kind in SERVERS:
+        raise ConfigError("--swap in_place mixes versions in a server's prefix cache, for good: use hot_swap")
 
 
 def open_named(config: Config) -> Engine:
@@ -70,8 +71,8 @@ def open_named(config: Config) -> Engine:
         model = find_model(spec.partition(":")[2]) if ":" in spec else model
         spec = f"hf:{model}"
         model = None
-    elif kind == "vllm" and ":" in spec:
-        options.setdefault("api_key", os.environ.get("VLLM_API_KEY"))
+    elif kind in SERVERS and ":" in spec:
+        options.setdefault("api_key", os.environ.get(SERVERS[kind]))
         # Adapters of two services at one server have names of their own: each unloads what it has loaded.
         options.setdefault("run", f"{config.name or 'collect'}-{uuid.uuid4().hex[:6]}")
     elif kind == "vllm":

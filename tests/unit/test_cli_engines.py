@@ -26,6 +26,7 @@ URL = "vllm:http://127.0.0.1:9"
         ({"engine": URL, "policy": "tiny"}, "cannot serve --policy tiny"),
         ({"engine": URL, "policy": "m", "swap": "restart"}, "needs --engine vllm"),
         ({"engine": URL, "policy": "m", "swap": "in_place"}, "use hot_swap"),
+        ({"engine": "sglang:http://127.0.0.1:9", "policy": "m", "swap": "restart"}, "not sglang:URL"),
     ],
 )
 def test_what_does_not_fit_together_is_named(settings: dict[str, Any], message: str) -> None:
@@ -53,10 +54,14 @@ def test_an_engine_is_told_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     open_named(Config(policy="m", dtype="bfloat16"))
     open_named(Config(engine=URL, policy="m", engine_args={"retries": 1}))
     open_named(Config(engine="vllm", policy="m", vllm_python=Path("p")))
-    (hf, in_process), (url, connected), (launch, launched) = asked
+    monkeypatch.setenv("SGLANG_API_KEY", "other")
+    open_named(Config(engine="sglang:http://127.0.0.1:9", policy="m"))
+    (hf, in_process), (url, connected), (launch, launched), (_, sglang) = asked
     assert hf == "hf:m" and in_process == {"model": None, "dtype": "bfloat16", "seed": 0}
     assert url == URL and connected["api_key"] == "secret" and connected["retries"] == 1
     assert connected["run"].startswith("collect-") and connected["model"] == "m"
+    assert sglang["api_key"] == "other" and sglang["run"].startswith("collect-")
+    assert sglang["run"] != connected["run"]
     assert launch == "vllm" and launched == {"model": "m", "dtype": "float32", "python": "p"}
 
 
