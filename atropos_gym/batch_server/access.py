@@ -15,13 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atropos_gym.batch_server._hosts import is_loopback
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback
 from atropos_gym.errors import ConfigError
 
-__all__ = ["ENV_TOKEN_VARIABLE", "TOKEN_VARIABLE", "Access", "Guard"]
+__all__ = ["ENV_TOKEN_VARIABLE", "Access", "Guard"]
 
-TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
-ENV_TOKEN_VARIABLE = "ATROPOS_GYM_ENV_TOKEN"  # noqa: S105
+ENV_TOKEN_VARIABLE = "ATROPOS_GYM_ENV_TOKEN"  # noqa: S105  # the name of a variable, not a token
 
 OPEN_PATHS = ("/", "/health")
 """What anyone may read: that this is a batch server, and whether it works."""

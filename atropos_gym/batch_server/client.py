@@ -20,8 +20,8 @@ import httpx
 from atropos_gym.batch_server import _calls as calls
 from atropos_gym.batch_server._calls import Batch, Call
 from atropos_gym.batch_server._group_bodies import MSGPACK
-from atropos_gym.batch_server._hosts import is_loopback, without_token
 from atropos_gym.batch_server._parcels import ListParcel, OneParcel, Parcel, SpooledParcel
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback, without_token
 from atropos_gym.batch_server.spool import Spool
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.wire import Policy, ScoredDataGroup
@@ -35,8 +35,6 @@ LONGEST_PAUSE = 30.0
 
 RETRIED = (408, 425, 429)
 """Statuses below 500 that are worth another try: too slow, too early, too often."""
-
-TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
 
 
 def _too_full(error: ServerError) -> ServerError:

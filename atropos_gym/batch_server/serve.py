@@ -19,10 +19,10 @@ from typing import Self
 
 import uvicorn
 
-from atropos_gym.batch_server._hosts import is_loopback
 from atropos_gym.batch_server._malloc import keep_freed_memory, leave_alone
-from atropos_gym.batch_server.access import TOKEN_VARIABLE, Access
+from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.app import create_app
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback
 from atropos_gym.batch_server.http.protocol import BoundedProtocol
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from atropos_gym.batch_server._hosts import without_token
+from atropos_gym.batch_server.hosts import without_token
 from atropos_gym.errors import ConfigError, MissingData
 
 __all__ = ["MAIN_JOB", "VERBS", "Config", "load_yaml", "nearest", "resolve"]

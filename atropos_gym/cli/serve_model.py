@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 
-from atropos_gym.batch_server._hosts import is_loopback
-from atropos_gym.batch_server.access import TOKEN_VARIABLE, Access
+from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.client import AsyncBatchClient, without_token
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.player import open_engine, with_saved_run

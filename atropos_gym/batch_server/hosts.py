@@ -1,11 +1,13 @@
-"""Which hosts are this machine, and how a server's URL is shown."""
+"""Which hosts are this machine, which variable holds a server's token, and how its URL is shown."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 
-__all__ = ["is_loopback", "without_token"]
+__all__ = ["TOKEN_VARIABLE", "is_loopback", "without_token"]
+
+TOKEN_VARIABLE = "ATROPOS_GYM_TOKEN"  # noqa: S105  # the name of a variable, not a token
 
 
 def is_loopback(host: str) -> bool:
