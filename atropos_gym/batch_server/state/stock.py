@@ -1,6 +1,7 @@
 """Accepted groups from the queue to a trainer: forming batches, leasing them, taking them back.
 
-The rules of what fits with what are in ``batching.py``; this keeps the state that they are applied to.
+The rules of what fits with what are in ``batching.py``, and ``seeking.py`` looks for a batch; this keeps the
+state that they are applied to.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atropos_gym.batch_server.batching import Plan, choose_below, plan_batch
+from atropos_gym.batch_server.batching import Plan, choose_below
 from atropos_gym.batch_server.limits import Limits
-from atropos_gym.batch_server.state.env_book import EnvBook, EnvRecord
+from atropos_gym.batch_server.state.env_book import EnvBook
 from atropos_gym.batch_server.state.group_queue import GroupQueue, Place, StoredGroup, Unit
 from atropos_gym.batch_server.state.leases import Lease, LeaseBook, LeaseState
 from atropos_gym.batch_server.state.marks import Marks
 from atropos_gym.batch_server.state.parts import Part, RankCalls, Share
 from atropos_gym.batch_server.state.refusals import Conflict
+from atropos_gym.batch_server.state.seeking import Sought, seek
 from atropos_gym.batch_server.state.tallies import Tallies
 from atropos_gym.wire import Registration
 
@@ -225,54 +227,22 @@ class Stock:
         assert self.config is not None
         asked = (self.queue.revision, int(now), self._asked)
         if self._why[0] != asked:
-            self._why = asked, self._planned(self._asked or self.config.groups_per_update, now)[0].reason
+            self._why = asked, self._seek(self._asked or self.config.groups_per_update, now).plan.reason
         return self._why[1]
 
     def _plan(self, count: int | None, now: float) -> tuple[Plan, list[Unit]]:
         """Plans a batch, and notes who was passed over for it."""
-        plan, units, silent = self._planned(count, now)
-        if plan.stuck and self.queue[0].passed_at is None:
+        sought = self._seek(count, now)
+        if sought.plan.stuck and self.queue[0].passed_at is None:
             self.queue[0].passed_at = now
-        if plan.chosen:
+        if sought.plan.chosen:
             self._turn += 1
-            self.tallies.waived.update(env.wandb_name for env in silent)
-        return plan, units
+            self.tallies.waived.update(env.wandb_name for env in sought.silent)
+        return sought.plan, list(sought.units)
 
-    def _planned(self, count: int | None, now: float) -> tuple[Plan, list[Unit], list[EnvRecord]]:
-        """Plans a batch of ``count`` groups, or of the trainer's sequences; says who was not waited for."""
-        assert self.config is not None
-        wanted = self.config.batch_size if count is None else count
-        queued = self.queue.sequences if count is None else self.queue.groups
-        noun = "sequences" if count is None else "groups"
-        if queued < wanted:
-            return Plan(reason=f"{queued} of {wanted} {noun} queued"), [], []
-        asking = self._asking() if count is None else []
-        silent = [env for env in asking if not self.queue.sequences_of[env.env_id]]
-        for env in silent:
-            left = self.limits.min_wait_seconds - (now - env.had_data_at)
-            if left > 0:
-                reason = f"{env.wandb_name} has a minimum but nothing queued, for {left:.0f} s more"
-                return Plan(reason=reason), [], []
-        units = list(self.queue)
-        oldest = units[0]
-        passed = 0.0 if oldest.passed_at is None else now - oldest.passed_at
-        plan = plan_batch(
-            [unit.sequences if count is None else len(unit.groups) for unit in units],
-            [unit.env_id for unit in units],
-            wanted,
-            minimums={env.env_id: env.minimum for env in asking if env not in silent},
-            exact=self.config.exact_batches,
-            overdue=oldest.passed_at is not None and passed >= self.limits.short_batch_seconds,
-            noun=noun,
-        )
-        return plan, [units[position] for position in plan.chosen], silent
-
-    def _asking(self) -> list[EnvRecord]:
-        """Connected environments with a minimum; another one stands first at each batch."""
-        assert self.config is not None
-        asking = [env for env in self._envs.connected if int(env.minimum * self.config.batch_size) > 0]
-        first = self._turn % len(asking) if asking else 0
-        return asking[first:] + asking[:first]
+    def _seek(self, count: int | None, now: float) -> Sought:
+        assert self.config is not None, "asked before a trainer registered"
+        return seek(self.queue, self._envs, self.config, self.limits, count=count, turn=self._turn, now=now)
 
     # What becomes of it.
 
