@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ def engine_of(options: argparse.Namespace, **settings: Any) -> Iterator[VLLMEngi
             options.model, python=options.python, dtype=options.dtype, max_model_len=512
         )
         key = server.api_key
+    settings.setdefault("run", f"bench-{secrets.token_hex(3)}")  # a killed one may have left its adapters
     engine = VLLMEngine(
         options.url or server.url, model=str(options.model), api_key=key, server=server, **settings
     )

@@ -23,7 +23,7 @@ from _vllm import arguments, engine_of, learner, step
 from atropos_gym.engines import SamplingParams, VLLMEngine
 from atropos_gym.trainers.adapters import save_adapter
 
-PROMPT, REPLY = 84, 32
+PROMPT, REPLY = 84, 16
 
 
 class Versions:
@@ -81,15 +81,13 @@ async def throughput(
     engine: VLLMEngine, versions: Versions, seconds: float, every: float | None, clients: int
 ) -> float:
     """Ids a second over a while; ``every``: seconds between swaps, None for none."""
-    stop = time.perf_counter() + seconds
-    ids = 0
+    begin, before = time.perf_counter(), await sampled(engine)
+    stop = begin + seconds
 
     async def client() -> None:
-        nonlocal ids
         while time.perf_counter() < stop:
             prompt = [random.randrange(100, 40_000) for _ in range(PROMPT)]
-            for turn in await engine.generate(prompt, SamplingParams(max_tokens=REPLY)):
-                ids += len(turn.ids) * (time.perf_counter() < stop)
+            await engine.generate(prompt, SamplingParams(max_tokens=REPLY))
 
     async def swap() -> None:
         while every is not None and (left := stop - time.perf_counter()) > 0:
@@ -97,8 +95,16 @@ async def throughput(
             if time.perf_counter() < stop:
                 await versions.next()
 
-    await asyncio.gather(swap(), *(client() for _ in range(clients)))
-    return ids / seconds
+    load = asyncio.gather(swap(), *(client() for _ in range(clients)))
+    await asyncio.sleep(seconds)
+    rate = (await sampled(engine) - before) / (time.perf_counter() - begin)
+    await load  # what is still on its way counts for nobody
+    return rate
+
+
+async def sampled(engine: VLLMEngine) -> float:
+    """Ids that the server has sampled so far, those of requests on their way too."""
+    return (await engine.server_metrics())["generation_tokens_total"]
 
 
 async def swapping(engine: VLLMEngine, versions: Versions, options: Any) -> None:
