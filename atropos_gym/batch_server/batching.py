@@ -226,9 +226,8 @@ class _Ways:
         self.owed = owed
         self._limit = (1 << (total + 1)) - 1
         self._ahead: dict[Hashable, list[int]] = {kind: [1] for kind in (_FREE, *owed)}
-        self._known: dict[
-            tuple[int, int], int
-        ] = {}  # what was combined before: with a long queue, nearly all
+        # What was combined before: with a long queue, nearly all.
+        self._known: dict[tuple[int, int], int] = {}
         for kind, size in reversed(units):
             sums = self._ahead[kind]
             sums.append((sums[-1] | (sums[-1] << size)) & self._limit)

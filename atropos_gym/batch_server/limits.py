@@ -12,8 +12,8 @@ BATCHES_PER_ENV = 4
 """So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
 
 MOST_GROUPS = 4096
-"""Groups in one post. All of a list or none of it is stored, in one go, and so many take tenths of a second
-in which nobody else is answered; clients of ours post longer lists in parts."""
+"""Groups in one post. All of a list is stored or none, in one go, in which nobody else is answered: so many take
+0.15 s, however small they are. Clients of ours post longer lists in parts."""
 
 
 def memory_allows() -> int:

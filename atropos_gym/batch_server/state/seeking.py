@@ -1,4 +1,4 @@
-"""Which batch could be formed now: what the trainer wants, looked for in the queue. Nothing is changed here."""
+"""Which batch could be formed now: what the trainer wants, looked for in the queue without changing it."""
 
 from __future__ import annotations
 
