@@ -17,7 +17,21 @@ from atropos_gym.batch_server._group_bodies import JSON, MSGPACK, group_of, unpa
 from atropos_gym.errors import GroupRefused, ServerError
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration, ScoredDataGroup
 
-__all__ = ["Batch", "Call"]
+__all__ = [
+    "Batch",
+    "Call",
+    "ack",
+    "batch",
+    "describe",
+    "get",
+    "name_of",
+    "names_of",
+    "policy",
+    "post",
+    "publish",
+    "register",
+    "register_env",
+]
 
 T = TypeVar("T")
 

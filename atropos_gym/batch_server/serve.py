@@ -28,7 +28,7 @@ from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store
 from atropos_gym.errors import ConfigError, MissingData, ServerError
 
-__all__ = ["ServerProcess", "open_store", "serve", "state_file"]
+__all__ = ["ServerProcess", "main", "open_store", "serve", "state_file"]
 
 READY = "Batch server ready on "
 """How the line begins that says where the server is."""

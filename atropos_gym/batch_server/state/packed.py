@@ -23,7 +23,7 @@ from pydantic_core import from_json, to_json
 from atropos_gym._wire_checks import MASKED, flatten
 from atropos_gym.wire import ScoredDataGroup
 
-__all__ = ["FLOATS", "FREE", "Columns", "PackedGroup", "pack_group"]
+__all__ = ["FLOATS", "FREE", "Columns", "Ints", "PackedGroup", "pack_group"]
 
 FLOATS = ("advantages", "ref_logprobs", "inference_logprobs")
 """Fields that are ``[n][len]`` floats."""
