@@ -12,8 +12,8 @@ BATCHES_PER_ENV = 4
 """So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
 
 MOST_GROUPS = 4096
-"""Groups in one post. A list is stored whole or not at all, and nobody else is answered meanwhile: so many take
-0.15 s, however small they are. Clients of ours post longer lists in parts."""
+"""Groups in one post. A list is stored whole or not at all, and nobody else is answered meanwhile: so many
+take 0.15 s, however small they are. Clients of ours post longer lists in parts."""
 
 
 def memory_allows() -> int:
