@@ -114,6 +114,7 @@ def serve(
         timeout_graceful_shutdown=STOP_SECONDS,  # type: ignore[arg-type]  # asyncio takes fractions
         lifespan="off",
         http=BoundedProtocol,
+        ws="none",  # whatever is installed: there is none, and an upgrade must pass the guard too
         server_header=False,
     )
     try:
