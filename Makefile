@@ -33,8 +33,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: $(VENV)/.learn  ## a tiny language model learns Blackjack; the path of its report is printed
 	$(BIN)/atropos-gym train --seed $(SEED) $(if $(NAME),--name $(NAME))
 
-test: $(VENV)/.test  ## the unit suite
-	$(BIN)/python -m pytest
+test: $(VENV)/.test  ## the unit suite, on two cores
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.test  ## what takes longer: real models, whole jobs
 	$(BIN)/python -m pytest -m slow
