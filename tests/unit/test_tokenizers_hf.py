@@ -126,7 +126,9 @@ def test_a_vocabulary_with_holes_ends_behind_its_last_id() -> None:
     assert tokenizer.decode([900, 700]) == "<far>"
 
 
-@pytest.mark.parametrize("source", [3, None, object(), ["a"], {"a": 1}], ids=lambda source: type(source).__name__)
+@pytest.mark.parametrize(
+    "source", [3, None, object(), ["a"], {"a": 1}], ids=lambda source: type(source).__name__
+)
 def test_what_is_no_tokenizer_is_told(source: Any) -> None:
     with pytest.raises(ConfigError, match=f"got {type(source).__name__}$"):
         load_tokenizer(source)

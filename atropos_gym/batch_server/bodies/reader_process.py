@@ -1,7 +1,7 @@
 """Large bodies are read in a process of their own: here their parsing would keep everyone else waiting.
 
 It is started with the first such body and kept, reads one body at a time, and ends with this process. What
-goes to and fro is a JSON object, behind its length, and then the bytes that it tells of.
+travels between the two is a JSON object, behind its length, and then the bytes that it tells of.
 """
 
 from __future__ import annotations
