@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from atropos_gym.engines.base import SamplingParams
 from atropos_gym.model_server._desk import Desk
 from atropos_gym.model_server.answers import (
     Answer,
@@ -21,7 +22,7 @@ from atropos_gym.model_server.answers import (
 from atropos_gym.model_server.refusals import Refusal
 from atropos_gym.model_server.requests import Asking, ChatRequest, CompletionRequest
 from atropos_gym.model_server.sessions import Session
-from atropos_gym.rollout.conversation import Conversation, Prompt, Said
+from atropos_gym.rollout.conversation import Conversation, Drawn, Prompt, Said
 
 __all__ = ["model_routes"]
 
@@ -56,9 +57,10 @@ def model_routes(desk: Desk) -> APIRouter:
         async def work() -> list[Said]:
             # With tool_choice "none" the tools stay in the prompt, whose ids go on, and calls are only text.
             readable = None if body.tool_choice == "none" else tools
-            return await member.ask(prompt, tools=readable, n=body.n, sampling=params, stop=body.stops)
+            drawn = await _unless_left(request, member.draw(prompt, n=body.n, sampling=params))
+            return member.keep([drawn], tools=readable, stop=body.stops)
 
-        said = await desk.sessions.run(session, _unless_left(request, work()))
+        said = await desk.sessions.run(session, work())
         answer = desk.answer("chatcmpl", said, logprobs=bool(body.logprobs), ids=bool(body.return_token_ids))
         return _respond(session, answer, body, ignored, chat_answer, chat_events)
 
@@ -71,13 +73,10 @@ def model_routes(desk: Desk) -> APIRouter:
             _check_room(desk, prompt)
 
         async def work() -> list[Said]:
-            asked = (
-                member.ask(prompt, n=body.n, sampling=params, stop=body.stops, plain=True)
-                for prompt in prompts
-            )
-            return [said for replies in await asyncio.gather(*asked) for said in replies]
+            drawn = await _unless_left(request, _draw(member, prompts, body.n, params))
+            return member.keep(drawn, stop=body.stops, plain=True)
 
-        said = await desk.sessions.run(session, _unless_left(request, work()))
+        said = await desk.sessions.run(session, work())
         wants_logprobs = body.logprobs is not None
         answer = desk.answer("cmpl", said, logprobs=wants_logprobs, ids=bool(body.return_token_ids))
         return _respond(session, answer, body, ignored, completion_answer, completion_events)
@@ -122,13 +121,25 @@ def _check_room(desk: Desk, prompt: Prompt) -> None:
         )
 
 
+async def _draw(
+    member: Conversation, prompts: Sequence[Prompt], n: int, sampling: SamplingParams
+) -> list[Drawn]:
+    """Samples after all prompts at a time; the first that fails cancels the others, and is what is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(member.draw(prompt, n=n, sampling=sampling)) for prompt in prompts]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work`` for as long as somebody waits for it."""
+    """Awaits ``work`` for as long as somebody waits for it: what nobody is told is not to be kept."""
     task = asyncio.create_task(work)
     left = asyncio.create_task(_left(request))
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if left.done():
             raise Refusal("the client went away", 499, code="client_left")
         return task.result()
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from atropos_gym.engines.base import Completion, SamplingParams
@@ -26,7 +27,24 @@ from atropos_gym.rollout.seeds import sampling_seed
 if TYPE_CHECKING:
     from atropos_gym.rollout.conversation import GroupSession
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Drawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Replies that were sampled and that nobody was told yet.
+
+    Attributes:
+        prompt: what they were sampled after.
+        params: how.
+        number: of the request, from 0 in each conversation.
+        completions: as the engine returned them.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    number: int
+    completions: Sequence[Completion]
 
 
 class Conversation:
@@ -212,12 +230,28 @@ class Conversation:
             ConfigError, TemplateError: as ``find``.
             EngineError: the engine failed, or the prompt does not fit.
         """
+        prompt = messages if isinstance(messages, Prompt) else self.find(messages, tools)
+        return self.keep(
+            [await self.draw(prompt, n=n, sampling=sampling)], tools=tools, stop=stop, plain=plain
+        )
+
+    async def draw(self, prompt: Prompt, *, n: int = 1, sampling: SamplingParams | None = None) -> Drawn:
+        """Samples replies without saying them: nothing is trained that ``keep`` is not given.
+
+        Args:
+            prompt: from ``find`` or ``find_raw``.
+            n: how many replies.
+            sampling: as ``ask``'s.
+
+        Raises:
+            ConfigError: outside of the session, or n < 1.
+            EngineError: the engine failed, or the prompt does not fit.
+        """
         session = self._session
         if session.version is None:
             raise ConfigError("say() needs an entered session: async with GroupSession(...) as session")
         if n < 1:
             raise ConfigError(f"n must be >= 1, got {n}")
-        prompt = messages if isinstance(messages, Prompt) else self.find(messages, tools)
         number, self._asked = self._asked, self._asked + 1
         session.counts["requests"] += 1
         params = session.sampling if sampling is None else sampling.with_(stop_ids=session.sampling.stop_ids)
@@ -240,10 +274,25 @@ class Conversation:
         except BaseException:
             session.counts["cancelled"] += 1
             raise
-        return [
-            self._keep(prompt, completion, params, (number, place), tools, stop, plain)
-            for place, completion in enumerate(completions)
+        return Drawn(prompt, params, number, completions)
+
+    def keep(
+        self,
+        drawn: Sequence[Drawn],
+        *,
+        tools: Sequence[Any] | None = None,
+        stop: Sequence[str] = (),
+        plain: bool = False,
+    ) -> list[Said]:
+        """Says what was drawn, all of it or, where it raises, nothing; the arguments are as ``ask``'s."""
+        replies = [
+            self._reply(one, completion, place, tools, stop, plain)
+            for one in drawn
+            for place, completion in enumerate(one.completions)
         ]
+        for said, broken in replies:
+            self._add(said, broken)
+        return [said for said, _ in replies]
 
     def episode(self, score: float, trained: set[Said] | None = None) -> Episode:
         """Returns the conversation as an episode; its last turn earned ``score`` unless turns have rewards.
@@ -317,24 +366,23 @@ class Conversation:
     def _aborted(self) -> None:
         self._session.counts["aborted"] += 1
 
-    def _keep(
+    def _reply(
         self,
-        prompt: Prompt,
+        drawn: Drawn,
         completion: Completion,
-        params: SamplingParams,
-        place: tuple[int, int],
+        place: int,
         tools: Sequence[Any] | None,
         stop: Sequence[str],
         plain: bool,
-    ) -> Said:
-        """Puts one completion into the tree."""
-        session = self._session
+    ) -> tuple[Said, int]:
+        """Returns one completion as a turn, and how many of its calls cannot be read."""
+        session, params = self._session, drawn.params
         completion, word = cut_at(completion, stop, session.renderer.tokenizer)
         reply = session.renderer.reply(completion.ids)
-        read = self._tree.form.read(reply, checked_tools(tools), (self.member, *place))
+        read = self._tree.form.read(reply, checked_tools(tools), (self.member, drawn.number, place))
         reply.tool_calls = read.calls if tools else reply.tool_calls
         said = Said(
-            prompt=prompt,
+            prompt=drawn.prompt,
             ids=completion.ids,
             logprobs=completion.logprobs or (),
             version=completion.version,
@@ -345,14 +393,18 @@ class Conversation:
             message=answer_of(reply, read, word, plain=plain),
             last_version=completion.last_version,
         )
+        return said, read.broken
+
+    def _add(self, said: Said, broken: int) -> None:
+        """Puts a turn into the tree."""
         self._tree.add(said)
         self._own.append(said)
-        session.counts["replies"] += 1
-        session.counts["ids"] += len(said.ids)
-        session.counts["unread calls"] += read.broken
+        counts = self._session.counts
+        counts["replies"] += 1
+        counts["ids"] += len(said.ids)
+        counts["unread calls"] += broken
         if said.trainable is not True:
-            session.counts[f"untrainable: {said.trainable}"] += 1
-        return said
+            counts[f"untrainable: {said.trainable}"] += 1
 
     def _trainable(self, completion: Completion, params: SamplingParams) -> Literal[True] | str:
         if completion.trainable is not True:

@@ -18,13 +18,13 @@ from atropos_gym.engines.base import Engine, SamplingParams, sampling_trainable
 from atropos_gym.errors import ConfigError, TokenizerMismatch
 from atropos_gym.messages import Message, as_messages
 from atropos_gym.rendering import ChatRenderer, chat_renderer
-from atropos_gym.rollout._conversation import Conversation
+from atropos_gym.rollout._conversation import Conversation, Drawn
 from atropos_gym.rollout._play import Start
 from atropos_gym.rollout._tree import Prompt, Said, Tree
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
 
-__all__ = ["Conversation", "GroupSession", "Prompt", "Said"]
+__all__ = ["Conversation", "Drawn", "GroupSession", "Prompt", "Said"]
 
 
 class GroupSession:

@@ -442,6 +442,20 @@ def test_settings_are_checked() -> None:
 # --- how groups end ---
 
 
+def _asking(front: Front) -> dict[str, Any]:
+    """How a server begins to tell of a request."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": f"/s/{front.session['id']}/0/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "scheme": "http",
+        "server": ("127.0.0.1", 80),
+        "root_path": "",
+    }
+
+
 def test_a_client_that_leaves_cancels_its_request() -> None:
     gate = asyncio.Event()
     engine = saying("ja", delay=lambda number: gate.wait() if number == 0 else asyncio.sleep(0))
@@ -469,22 +483,12 @@ def test_a_connection_that_closes_cancels_its_request() -> None:
         key = (await front.open())["id"]
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         inbox.put_nowait({"type": "http.request", "body": json.dumps({"messages": HI}).encode()})
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": f"/s/{key}/0/v1/chat/completions",
-            "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1")],
-            "scheme": "http",
-            "server": ("127.0.0.1", 80),
-            "root_path": "",
-        }
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        serving = asyncio.create_task(front.app(scope, inbox.get, send))
+        serving = asyncio.create_task(front.app(_asking(front), inbox.get, send))
         while not engine.calls:
             await asyncio.sleep(0)
         inbox.put_nowait({"type": "http.disconnect"})
@@ -492,6 +496,49 @@ def test_a_connection_that_closes_cancels_its_request() -> None:
         return sent[0]["status"], front.app.state.desk.sessions.find(key).group.counts["cancelled"]
 
     assert with_front(engine, talk) == (499, 1)
+
+
+def test_a_reply_that_is_ready_when_its_program_has_left_is_not_kept() -> None:
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def leave(number: int) -> None:
+        if number == 0:
+            inbox.put_nowait({"type": "http.disconnect"})
+
+    async def talk(front: Front) -> Any:
+        await front.open()
+        inbox.put_nowait({"type": "http.request", "body": json.dumps({"messages": HI}).encode()})
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await front.app(_asking(front), inbox.get, send)
+        assert sent[0]["status"] == 499
+        await front.chat([MORE])
+        return await front.finish(1.0)
+
+    assert rows(with_front(saying("ja", delay=leave), talk)) == [say("ja")]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_prompts_that_failed_together_leave_nothing_behind(failing: int) -> None:
+    """A program that gets an error has none of the replies, so none of them is trained."""
+    engine = ScriptedEngine(
+        lambda prompt, params, number: list(b"abcdefghij"[number : number + 1]),
+        faults={failing: EngineError("down")},
+        delay=lambda number: asyncio.sleep(0),
+    )
+
+    async def talk(front: Front) -> Any:
+        await front.open()
+        body = {"prompt": ["x", "y", "z"], "max_tokens": 1}
+        await _expect(await front.post("/completions", body), 503, "down", "engine_error")
+        assert front.app.state.desk.sessions.find(front.session["id"]).group.counts["replies"] == 0
+        assert (await front.post("/completions", body)).status_code == 200
+        return await front.finish(1.0)
+
+    assert sorted(map(bytes, rows(with_front(engine, talk)))) == [b"d", b"e", b"f"]
 
 
 def test_finishing_cancels_what_is_still_being_asked() -> None:
