@@ -22,7 +22,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
-from atropos_gym.engines.base import Engine, SamplingParams
+from atropos_gym.engines.base import SERVERS, Engine, SamplingParams
 from atropos_gym.engines.checks import agreement
 from atropos_gym.errors import ConfigError, EngineUnfit, MissingData
 from atropos_gym.findings import Finding, faults
@@ -227,8 +227,9 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
                 "this learner was made with an engine object, which is not saved: pass engine= again"
             )
         options = dict(self.engine_kwargs)
-        if self.engine_spec.partition(":")[0] == "vllm":
-            options = self._vllm_options() | options
+        kind = self.engine_spec.partition(":")[0]
+        if kind in SERVERS:
+            options = self._server_options(kind) | options
         return make_engine(self.engine_spec, model=self.model_name, tokenizer=self.tokenizer, **options)
 
     def _make_own_engine(self, **options: Any) -> Any:
@@ -246,11 +247,11 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
             **options,
         )
 
-    def _vllm_options(self) -> dict[str, Any]:
-        """What a vLLM server must know of this learner."""
+    def _server_options(self, kind: str) -> dict[str, Any]:
+        """What a server must know of this learner."""
         options: dict[str, Any] = {"run": self.run}
-        if ":" in self.engine_spec:  # a server that runs; its key is nothing for a checkpoint
-            return options | {"api_key": os.environ.get("VLLM_API_KEY")}
+        if self.engine_spec != "vllm":  # a server that runs; its key is nothing for a checkpoint
+            return options | {"api_key": os.environ.get(SERVERS[kind])}
         rank = max(8, 1 << (self.lora.rank - 1).bit_length())  # vLLM takes powers of two
         return options | {"dtype": self.dtype, "max_lora_rank": rank, "log": self.run_folder / "vllm.log"}
 

@@ -10,14 +10,11 @@ from typing import Any
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.models import find_model
 from atropos_gym.engines import make_engine
-from atropos_gym.engines.base import Engine
+from atropos_gym.engines.base import SERVERS, Engine
 from atropos_gym.errors import ConfigError, EngineUnfit
 from atropos_gym.findings import faults
 
 __all__ = ["SERVERS", "check_engine_settings", "kind_of", "open_named", "require_fit"]
-
-SERVERS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
-"""Engines that are servers of their own, and the variable that holds the key of one."""
 
 
 def kind_of(spec: str) -> str:

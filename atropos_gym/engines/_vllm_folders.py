@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from pathlib import Path
 
@@ -20,16 +21,21 @@ class SharedFolder:
         self._copies: dict[str, Path] = {}
 
     def place(self, name: str, folder: Path) -> Path:
-        """Returns where the server finds ``folder``; a copy is complete before it has its name."""
+        """Returns where the server finds ``folder``; a copy is complete before it has its name.
+
+        No copy's path was ever used before: a server takes what it cached of a path for what is there now.
+        """
         if self._shared is None or folder.is_relative_to(self._shared):
             return folder
         self._shared.mkdir(parents=True, exist_ok=True)
-        copy = self._shared / name
-        unfinished = self._shared / f".{name}.unfinished"
-        for old in (unfinished, copy):
-            shutil.rmtree(old, ignore_errors=True)
-        shutil.copytree(folder, unfinished)
-        unfinished.rename(copy)
+        copy = self._shared / f"{name}-{secrets.token_hex(4)}"
+        unfinished = copy.with_name(f".{copy.name}.unfinished")
+        try:
+            shutil.copytree(folder, unfinished)
+            unfinished.rename(copy)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         self._copies[name] = copy
         return copy
 

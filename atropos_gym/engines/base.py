@@ -17,6 +17,7 @@ from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer
 
 __all__ = [
+    "SERVERS",
     "Completion",
     "Engine",
     "FinishReason",
@@ -27,6 +28,9 @@ __all__ = [
     "SwapMode",
     "sampling_trainable",
 ]
+
+#: Kinds of engine that are servers of their own, and the variable that holds the key of one.
+SERVERS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -46,7 +46,8 @@ class VLLMEngine(ServesVersions):
         model: served name (or folder) of the base model; the only one served if None.
         tokenizer: as for ``load_tokenizer``; if None, of the folder that the server or ``model`` names.
         api_key: vLLM's ``--api-key``.
-        run: names this incarnation of the learner; adapters are called ``<run>-v<version>``.
+        run: names this incarnation of the learner; adapters are called ``<run>-v<version>``. A fresh name if
+            None: under one that was used before, a server may still have the older weights.
         adapter_dir: a folder that this process and the server see under one path: adapters from elsewhere are
             copied there before they are loaded. None: they are loaded from where they are.
         max_live_versions: most published versions at a time; the server needs ``--max-cpu-loras`` one above.
@@ -88,7 +89,7 @@ class VLLMEngine(ServesVersions):
         model: str | Path | None = None,
         tokenizer: str | Path | Any = None,
         api_key: str | None = None,
-        run: str = "r0",
+        run: str | None = None,
         adapter_dir: str | Path | None = None,
         max_live_versions: int = 3,
         publish_timeout: float = 600.0,
@@ -104,6 +105,8 @@ class VLLMEngine(ServesVersions):
         server: VLLMServer | None = None,
         swap: SwapMode = "hot_swap",
     ) -> None:
+        if run is None:
+            run = f"r-{secrets.token_hex(4)}"
         if not run or "/" in run:
             raise ConfigError(f"run names adapters and must be a plain word, got {run!r}")
         if min_room < 1:
@@ -318,7 +321,13 @@ class VLLMEngine(ServesVersions):
 
     async def _load(self, version: int, name: str, folder: Path) -> None:
         await asyncio.to_thread(self._check_adapter, folder)
-        seen = await asyncio.to_thread(self._folders.place, name, folder)
+        try:
+            seen = await asyncio.to_thread(self._folders.place, name, folder)
+        except OSError as error:
+            raise EngineError(
+                f"adapter folder {folder} cannot be copied to adapter_dir: {error}; make adapter_dir a folder "
+                "with room that this process may write to"
+            ) from error
         self._names[version] = name
         try:
             await self._thread.run(self._load_everywhere(name, seen))

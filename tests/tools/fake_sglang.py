@@ -52,7 +52,7 @@ class FakeSGLang:
     @contextmanager
     def engine(self, **options: Any) -> Iterator[SGLangEngine]:
         """An engine in front of it."""
-        options = {"tokenizer": "bytes", "retry_pause": 0.0, "cancel_grace": 0.0, **options}
+        options = {"tokenizer": "bytes", "run": "r0", "retry_pause": 0.0, "cancel_grace": 0.0, **options}
         engine = SGLangEngine("http://fake", transport=httpx.MockTransport(self.answer), **options)
         try:
             yield engine

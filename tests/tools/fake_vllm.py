@@ -162,8 +162,9 @@ class FakeVLLM:
     @contextmanager
     def engine(self, **options: Any) -> Iterator[VLLMEngine]:
         """Yields an engine that is connected to this server and waits for nothing; closed at the end."""
-        quick = {"tokenizer": "bytes", "retry_pause": 0.0, "cancel_grace": 0.0, "request_timeout": 60.0}
-        engine = VLLMEngine("http://fake", transport=self.transport(), **{**quick, **options})
+        quick = {"retry_pause": 0.0, "cancel_grace": 0.0, "request_timeout": 60.0}
+        options = {"tokenizer": "bytes", "run": "r0", **quick, **options}
+        engine = VLLMEngine("http://fake", transport=self.transport(), **options)
         try:
             yield engine
         finally:

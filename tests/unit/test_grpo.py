@@ -449,6 +449,23 @@ def broken_engine(**fields: Any) -> ScriptedEngine:
     return ScriptedEngine(lambda prompt, params, number: [97 + number % 2, 258], **fields)
 
 
+@pytest.mark.parametrize(("kind", "variable"), [("vllm", "VLLM_API_KEY"), ("sglang", "SGLANG_API_KEY")])
+def test_every_server_is_told_the_learners_run_and_its_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, variable: str
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def make_engine(spec: str, **options: Any) -> ScriptedEngine:
+        asked.append(options)
+        return broken_engine()
+
+    monkeypatch.setattr("atropos_gym.engines.make_engine", make_engine)
+    monkeypatch.setenv(variable, "secret")
+    with GRPO("tiny", Say, **SMALL, engine=f"{kind}:http://127.0.0.1:9", folder=tmp_path) as model:
+        assert model.engine.newest == 0
+        assert asked[0]["api_key"] == "secret" and asked[0]["run"] == model.run
+
+
 def test_an_engine_that_disagrees_is_warned_of_and_corrected(tmp_path: Path) -> None:
     model = make(engine="hf", folder=tmp_path)
     model._parts.engine = broken_engine(logprob=lambda *_: -0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -18,7 +19,7 @@ from atropos_gym.engines._vllm_adapters import check_adapter, load_refusal, mode
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.engines.vllm import VLLMEngine
 from atropos_gym.errors import EngineError, EngineUnreachable, VersionExpired
-from tests.tools.fake_vllm import FakeVLLM
+from tests.tools.fake_vllm import FakeVLLM, weights_of
 from tests.tools.tiny_llama import adapter_tensors, tiny_llama, write_adapter
 
 PROMPT = list(range(84))
@@ -116,12 +117,12 @@ def test_d2_adapter_dir_is_a_folder_that_both_see(adapter: Adapter, tmp_path: Pa
     with fake.engine(adapter_dir=shared, max_live_versions=1) as engine:
         folder = adapter(1)
         run(engine.publish(1, folder))
-        assert fake.adapters["r0-v1"].root == str(shared / "r0-v1")
-        assert (shared / "r0-v1" / "adapter_config.json").read_bytes() == (
-            folder / "adapter_config.json"
-        ).read_bytes()
+        copy = Path(fake.adapters["r0-v1"].root)
+        assert copy.parent == shared and copy.name.startswith("r0-v1-")
+        assert (copy / "adapter_config.json").read_bytes() == (folder / "adapter_config.json").read_bytes()
         run(engine.publish(2, adapter(2)))
-        assert [child.name for child in shared.iterdir()] == ["r0-v2"], "a copy goes with its version"
+        [two] = shared.iterdir()
+        assert two.name.startswith("r0-v2-"), "a copy goes with its version"
         inside = write_adapter(shared / "v3", adapter_tensors(tiny_llama(), seed=3))
         run(engine.publish(3, inside))
         assert fake.adapters["r0-v3"].root == str(inside), "what lies there already is not copied"
@@ -527,6 +528,35 @@ def test_a_trial_is_no_version(adapter: Adapter) -> None:
 
     with fake.engine() as engine:
         run(main(engine))
+
+
+def killed(fake: FakeVLLM, folder: Path, **options: Any) -> None:
+    """Publishes version 1 as a process that never comes to its close."""
+    with fake.engine(**options) as engine:
+        run(engine.publish(1, write_adapter(folder, adapter_tensors(tiny_llama(), seed=1))))
+        left = dict(fake.adapters)
+    fake.adapters.update(left)
+    shutil.rmtree(folder)
+
+
+def test_what_an_earlier_life_left_loaded_is_never_served(tmp_path: Path) -> None:
+    """The next run of a script writes other weights into the same folder, and they are version 1 now."""
+    fake = FakeVLLM()
+    killed(fake, tmp_path / "v1", run=None)
+    with fake.engine(run=None) as engine:
+        run(engine.publish(1, write_adapter(tmp_path / "v1", adapter_tensors(tiny_llama(), seed=2))))
+        run(sample(engine))
+        served = fake.adapters[fake.asked()[-1]["model"]]
+        assert served.weights == weights_of(tmp_path / "v1")
+
+
+def test_a_copy_is_never_taken_for_that_of_an_earlier_life(tmp_path: Path) -> None:
+    fake, shared = FakeVLLM(), tmp_path / "shared"
+    killed(fake, tmp_path / "v1", run="mine", adapter_dir=shared)
+    with fake.engine(run="mine", adapter_dir=shared) as engine:
+        with pytest.raises(EngineError, match="has an adapter mine-v1 from .*give another run="):
+            run(engine.publish(1, write_adapter(tmp_path / "v1", adapter_tensors(tiny_llama(), seed=2))))
+    assert list(shared.iterdir()) == []
 
 
 def test_a_refused_publish_leaves_nothing_behind(adapter: Adapter, tmp_path: Path) -> None:

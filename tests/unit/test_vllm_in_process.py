@@ -148,7 +148,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeAsyncLLM]:
 
 @contextmanager
 def opened(folder: Path, **options: Any) -> Iterator[VLLMInProcess]:
-    options = {"tokenizer": "bytes", "retry_pause": 0.0, "cancel_grace": 0.0, **options}
+    options = {"tokenizer": "bytes", "run": "r0", "retry_pause": 0.0, "cancel_grace": 0.0, **options}
     engine = VLLMInProcess(folder, **options)
     try:
         yield engine

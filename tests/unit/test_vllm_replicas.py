@@ -45,6 +45,7 @@ def replicas(**fakes: FakeVLLM) -> Iterator[VLLMEngine]:
     engine = VLLMEngine(
         [f"http://{host}" for host in fakes],
         tokenizer="bytes",
+        run="r0",
         transport=Switch(**fakes),
         retry_pause=0.0,
         cancel_grace=0.0,
