@@ -325,8 +325,8 @@ class VLLMEngine(ServesVersions):
             seen = await asyncio.to_thread(self._folders.place, name, folder)
         except OSError as error:
             raise EngineError(
-                f"adapter folder {folder} cannot be copied to adapter_dir: {error}; make adapter_dir a folder "
-                "with room that this process may write to"
+                f"adapter folder {folder} cannot be copied to adapter_dir: {error}; give it a folder with room "
+                "that this process may write to"
             ) from error
         self._names[version] = name
         try:

@@ -135,3 +135,6 @@ class Outlet:
         except AtroposError as error:
             self.problem = str(error)
             log.error("%s", error)
+        except Exception as error:  # whatever an engine raises: without versions no group may be opened
+            self.problem = f"versions are no longer followed: {type(error).__name__}: {error}"
+            log.exception("versions are no longer followed")

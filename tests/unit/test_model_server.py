@@ -806,6 +806,46 @@ def test_a_version_that_cannot_be_taken_over_is_said_to_who_opens_a_group() -> N
     asyncio.run(train())
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("lora_A"), MemoryError()])
+def test_whatever_a_publish_raises_is_said_in_health(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = saying("ja")
+
+    async def publish(version: int, adapter: str | Path) -> None:
+        raise error
+
+    monkeypatch.setattr(engine, "publish", publish)
+    policy = {
+        "run": "r",
+        "version": 1,
+        "model_name": "r-v1",
+        "adapter_path": str(tmp_path),
+        "finished": False,
+    }
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        registered = {"status": "success", "env_id": 0}
+        return httpx.Response(200, json=registered if request.url.path == "/register-env" else policy)
+
+    async def follow() -> None:
+        client = AsyncBatchClient(BASE, transport=httpx.MockTransport(handle))
+        app = create_app(engine, outlet=Outlet(engine, client))
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http,
+        ):
+            async with asyncio.timeout(60):
+                while (health := (await http.get("/health")).json())["status"] == "ok":
+                    await asyncio.sleep(0.01)
+            assert f"no longer followed: {type(error).__name__}" in health["problem"]
+            refused = await http.post("/sessions", json={"group_size": 1})
+            await _expect(refused, 503, type(error).__name__, "versions_lost")
+
+    asyncio.run(follow())
+    assert str(error) in caplog.text
+
+
 def test_a_group_that_could_not_be_posted_is_posted_when_asked_again() -> None:
     answers = iter([503, 200])
 

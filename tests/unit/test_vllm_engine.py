@@ -24,6 +24,7 @@ from atropos_gym.errors import (
 from atropos_gym.rollout.collector import GroupCollector
 from tests.tools.fake_vllm import FakeVLLM
 from tests.tools.text_tasks import Guess
+from tests.tools.tiny_llama import adapter_tensors, tiny_llama, write_adapter
 
 PROMPT = [5, 6, 7]
 PARAMS = SamplingParams(max_tokens=8, seed=7)
@@ -609,3 +610,14 @@ def test_no_server_there() -> None:
         fake.engine(),
     ):
         pass
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_an_adapter_dir_that_cannot_be_written_to(below: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    adapter = write_adapter(tmp_path / "v1", adapter_tensors(tiny_llama()))
+    fake = FakeVLLM()
+    with fake.engine(adapter_dir=tmp_path / "taken" / below) as engine:
+        with pytest.raises(EngineError, match="v1 cannot be copied to adapter_dir: .*taken"):
+            run(engine.publish(1, adapter))
+        assert engine.newest == 0 and len(ask(engine)[0].ids) == 8, "what was served is served on"
