@@ -325,7 +325,7 @@ class VLLMEngine(ServesVersions):
             seen = await asyncio.to_thread(self._folders.place, name, folder)
         except OSError as error:
             raise EngineError(
-                f"adapter folder {folder} cannot be copied to adapter_dir: {error}; give it a folder with room "
+                f"adapter folder {folder} cannot be copied to adapter_dir: {error}; give it one with room "
                 "that this process may write to"
             ) from error
         self._names[version] = name
