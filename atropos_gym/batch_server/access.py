@@ -71,8 +71,8 @@ class Access:
         if self.env_token is not None and self.env_token == self.token:
             raise ConfigError("env_token equals token: leave it out, or choose another one")
         for origin in self.cors_origins:
-            parts = urlsplit(origin)
-            if origin != "*" and (not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin):
+            netloc = _netloc(origin)
+            if origin != "*" and not (netloc and origin.partition("://")[2].lower() == netloc):
                 raise ConfigError(f"cors_origin must be such as https://board.example, got {origin!r}")
 
     @classmethod
@@ -160,7 +160,7 @@ def _foreign(headers: Headers) -> bool:
     """Whether a browser says that a page of another site asks."""
     origin = headers.get("origin")
     return headers.get("sec-fetch-site") == "cross-site" or (
-        origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        origin is not None and _netloc(origin) != headers.get("host", "").lower()
     )
 
 
@@ -208,6 +208,14 @@ def _token(authorization: str) -> str:
 def _same(said: str, token: str | None) -> bool:
     """Compares in a time that tells nothing of the token."""
     return token is not None and hmac.compare_digest(said.encode(), token.encode())
+
+
+def _netloc(origin: str) -> str | None:
+    """Host and port of an origin; None where it is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _name(host: str) -> str:

@@ -128,6 +128,7 @@ def test_pages_of_a_named_origin_may_ask() -> None:
         ({"token": "x", "env_token": "x"}, "env_token equals token"),
         ({"cors_origins": ("board.example",)}, "cors_origin must be such as https://board.example"),
         ({"cors_origins": ("https://board.example/page",)}, "got 'https://board.example/page'"),
+        ({"cors_origins": ("http://[",)}, "got 'http://\\['"),
     ],
 )
 def test_settings_that_cannot_be_meant(settings: dict[str, Any], words: str) -> None:

@@ -15,6 +15,7 @@ from server_tools import REGISTER, REGISTER_ENV, LocalServer, group
 
 from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.app import create_app
+from atropos_gym.batch_server.bodies.msgpack import pack
 from atropos_gym.batch_server.clock import ManualClock, SystemClock
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.state.leases import Lease
@@ -218,6 +219,24 @@ def test_what_could_not_be_served_again_is_refused_at_any_depth(
     assert refused["detail"][0]["loc"] == ["body", *loc]
 
 
+@pytest.mark.parametrize("depth", [197, 220, 260, 400, 900])
+@pytest.mark.parametrize("field", ["messages", "generation_params", "overrides", "group_overrides", "images"])
+def test_what_msgpack_nests_too_deeply_for_json_is_refused(
+    started: LocalServer, field: str, depth: int
+) -> None:
+    deep: Any = 0
+    for _ in range(depth + 3):
+        deep = [deep]
+    of = {"messages": [[{"role": "user", "content": deep}]], "overrides": [{"a": deep}], "images": deep}
+    bad = pack(group(1, **{field: of.get(field, {"a": deep})}))
+    refused = started.call(
+        "POST", "/scored_data", content=bad, headers={"Content-Type": "application/msgpack"}
+    )
+    (entry,) = refused.json()["detail"]
+    assert (refused.status_code, entry["type"], entry["loc"]) == (422, "recursion", ["body", field])
+    assert "nested too deeply" in entry["msg"]
+
+
 def test_infinity_by_a_large_exponent_is_refused(started: LocalServer) -> None:
     for body, loc in (
         ('{"tokens":[[1]],"masks":[[1]],"scores":[1e999]}', ["body", "scores", 0]),
@@ -362,6 +381,7 @@ def scope(method: str, path: str, query: bytes = b"", length: int | None = None)
         ({"Host": "["}, 400, "host"),
         ({"Origin": "https://other.example"}, 403, "origin"),
         ({"Origin": "null"}, 403, "origin"),
+        ({"Origin": "http://["}, 403, "origin"),
         ({"Sec-Fetch-Site": "cross-site"}, 403, "origin"),
     ],
 )

@@ -58,6 +58,10 @@ def post(
     return server.call("POST", path, content=content, headers={"Content-Type": media_type})
 
 
+DEEP: Any = 0
+for _ in range(300):
+    DEEP = [DEEP]
+
 BODIES: list[tuple[bytes, str, bool]] = [
     (json.dumps(group(tag=0.5)).encode(), JSON, False),
     (json.dumps(group(note="unknown", images="\u00e4")).encode(), JSON, False),
@@ -70,6 +74,7 @@ BODIES: list[tuple[bytes, str, bool]] = [
     (b'{"a": "\xff"}', JSON, False),
     (b"{}", "text/plain", False),
     (b"\xc1", MSGPACK, False),
+    (pack(group(1, images={"a": DEEP})), MSGPACK, False),
     (json.dumps(group(scores=[float("nan")] * 4)).encode(), JSON, False),
     (
         json.dumps([group(env_id=1), group(env_id=1), {**group(env_id=2), "masks": [[1]]}, 7]).encode(),
@@ -108,6 +113,18 @@ def test_masks_of_other_kinds_are_kept_there_too(server: LocalServer) -> None:
     body = group(4, masks=[[0, 1, 1]] * 4)
     assert post(server, body).status_code == 200
     assert server.get("/latest_example")["masks"] == [[0, 1, 1]] * 4
+
+
+def test_an_error_there_is_a_refusal_and_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("of ours")
+
+    monkeypatch.setattr(reading, "plain_groups", broken)
+    refusal = answer(b"{}", ONE)
+    assert isinstance(refusal, dict) and refusal["status"] == 500
+    assert "IndexError: of ours" in caplog.text
 
 
 def test_one_that_is_lost_is_started_again(server: LocalServer) -> None:

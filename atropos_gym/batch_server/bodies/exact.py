@@ -20,6 +20,7 @@ from atropos_gym.batch_server.bodies.details import MAX_ENTRIES, Path, entry, va
 from atropos_gym.batch_server.bodies.msgpack import MSGPACK, expand, unpack
 from atropos_gym.batch_server.limits import MOST_GROUPS
 from atropos_gym.batch_server.state.intake import Incoming
+from atropos_gym.batch_server.state.packed import FREE
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["is_json", "parse", "parse_body", "parse_groups"]
@@ -118,7 +119,12 @@ def _parse_group(item: Any, *, packed: bool, foreign_masks: str) -> Incoming:
         if not _storable(item):
             _refuse_unstorable(item)
     group = ScoredDataGroup.model_validate(item, context={"foreign_masks": foreign_masks})
-    incoming = Incoming.of(group, tuple(name for name in item if name not in ScoredDataGroup.model_fields))
+    unknown = tuple(name for name in item if name not in ScoredDataGroup.model_fields)
+    try:
+        incoming = Incoming.of(group, unknown)
+    except ValueError:  # msgpack nests more deeply than JSON is written and read
+        _refuse_deep(group)
+        raise
     # 1e999 is legal JSON and becomes infinite; in a free field only the output shows it.
     free = to_json(incoming.free, inf_nan_mode="constants")
     if b"Infinity" in free or b"NaN" in free:
@@ -143,6 +149,15 @@ def _has_rows(tokens: Any) -> bool:
 def _refuse_unstorable(item: Any) -> None:
     for kind, path, message in _unstorable(item):
         raise _Unstorable(kind, path, message)
+
+
+def _refuse_deep(group: ScoredDataGroup) -> None:
+    for name in FREE:
+        try:
+            from_json(to_json({name: getattr(group, name)}, inf_nan_mode="constants"))
+        except ValueError as error:
+            message = "lists and maps are nested too deeply to be served as JSON"
+            raise _Unstorable("recursion", (name,), message) from error
 
 
 class _Unstorable(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ from atropos_gym.batch_server.bodies.msgpack import MSGPACK, read_msgpack_groups
 from atropos_gym.batch_server.state.intake import Incoming
 
 __all__ = ["GroupsRefused", "answer", "exact_groups", "plain_groups"]
+
+log = logging.getLogger(__name__)
 
 MOST_SENDERS = 1000
 """So many environments are told apart among the groups of one refused list."""
@@ -83,3 +86,8 @@ def answer(body: bytes, question: dict[str, Any]) -> list[Incoming] | dict[str, 
             "detail": refusal.detail,
             "senders": list(refusal.senders.items()),
         }
+    except MemoryError:
+        raise  # this process ends, and with it what it has taken
+    except Exception:  # ours, and of this body: the next one may be read
+        log.exception("a large body could not be read")
+        return {"status": 500, "detail": "internal error: see the server's log", "senders": [(None, 1)]}
