@@ -340,14 +340,11 @@ class EnvironmentService:
 
     async def _make_ahead(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
         """Plays on, and waits while enough batches are queued, until the trainer wants it otherwise."""
-        lag = status.get("max_policy_lag")
-        most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
-        batch_size = (await client.info())["batch_size"]
         async with aclosing(self.collector.bursts()) as bursts:
             async for groups in bursts:
                 try:
                     while groups:
-                        room = self._room(status, batch_size, most)
+                        room = self._room(status)
                         if room:
                             await self._post(client, groups[:room])
                             groups = groups[room:]
@@ -356,7 +353,7 @@ class EnvironmentService:
                         now = await self._look(client)
                         if now is None or self._over or _exact(now):
                             return
-                        status.update(now)
+                        status = now
                 finally:
                     self._unposted += len(groups)
 
@@ -404,18 +401,23 @@ class EnvironmentService:
         self._position.evaluated(step)
         evaluation.on_result(step, result)
 
-    def _room(self, status: Mapping[str, Any], batch_size: int, most: int) -> int:
-        """Groups that may be posted until ``most`` batches are queued.
+    def _room(self, status: Mapping[str, Any]) -> int:
+        """Groups that may be posted until as many batches are queued as may be played ahead.
 
         Once a whole batch is queued, no more than this service's share: its minimum, and by its weight a part
         of what no minimum claims. So services at one server keep to their weights, and a slow one among them
         keeps no trainer waiting. A minimum may be filled in any case.
         """
+        lag = status.get("max_policy_lag")
+        most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
         if wanted := status.get("groups_per_update"):
             batch, queued = float(wanted), int(status["queue_groups"])
             own = int(status.get("self_queue_groups", 0))
         else:
-            batch, queued = max(1, batch_size) / self.collector.group_size, int(status["queue_size"])
+            batch, queued = (
+                max(1, status["batch_size"]) / self.collector.group_size,
+                int(status["queue_size"]),
+            )
             own = int(status.get("self_queue_size", 0))
         least = self._min_batch_allocation or 0.0
         free = float(status.get("unallocated_fraction", 1.0)) * float(status.get("env_weight", 1.0))
@@ -427,7 +429,10 @@ class EnvironmentService:
         """Returns what the server says of its queue; None after it had forgotten this environment."""
         assert self._env_id is not None
         try:
-            return await client.status_env(self._env_id)
+            status = await client.status_env(self._env_id)
+            if "batch_size" not in status:  # the original API says it elsewhere; it changes with the trainer
+                status["batch_size"] = (await client.info())["batch_size"]
+            return status
         except ServerError as error:
             if error.status not in (404, 500):  # the original API fails where it does not know a number
                 raise

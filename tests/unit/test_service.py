@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -57,13 +58,23 @@ class Network(httpx.AsyncBaseTransport):
         return await self._server.handle_async_request(request)
 
 
+#: What the original API says at ``/status-env``.
+STATUS_ENV = (
+    "current_step", "queue_size", "unallocated_fraction", "self_queue_size", "max_group_size", "env_weight"
+)  # fmt: skip
+
+
 class Original(Network):
     """A server of the original API: it knows neither ``/policy`` nor groups."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path in ("/policy", "/health"):
             return httpx.Response(404, json={"detail": "Not Found"}, request=request)
-        return await super().handle_async_request(request)
+        response = await super().handle_async_request(request)
+        if request.url.path == "/status-env" and response.is_success:
+            known = json.loads(await response.aread())
+            return httpx.Response(200, json={name: known[name] for name in STATUS_ENV}, request=request)
+        return response
 
 
 class Trainer:
@@ -372,6 +383,44 @@ def test_a_trainer_that_comes_back_with_other_wishes_gets_them() -> None:
         await trainer.finish()
 
     play(trains)
+
+
+@pytest.mark.parametrize("kind", [Network, Original])
+def test_a_trainer_that_comes_back_with_larger_batches_gets_them(kind: type[Network]) -> None:
+    """What was enough for three of the old batches is not enough for one of the new ones."""
+    took = []
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        fields = {"groups_per_update": None, "max_policy_lag": None, "num_steps": 2}
+        for batch_size in (8, 80):
+            if took:
+                await asyncio.sleep(10)  # the queue is full
+            await trainer.client.register(takeover=True, batch_size=batch_size, **fields)
+            async with asyncio.timeout(600):
+                while (batch := await trainer.client.batch()) is None:
+                    await asyncio.sleep(1)
+            took.append(batch.sequences)
+
+    play(trains, network=kind())
+    assert took == [8, 80]
+
+
+def test_a_trainer_may_come_back_with_another_lag_and_without_groups() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        ask = queued(network, trainer)
+        await trainer.start()
+        await trainer.publish(0)
+        for fields, most in (
+            ({"groups_per_update": GROUPS, "max_policy_lag": 2}, 2 * GROUPS),
+            ({"groups_per_update": GROUPS, "max_policy_lag": 3}, 3 * GROUPS),
+            ({"groups_per_update": None, "max_policy_lag": None, "batch_size": 40}, 30),
+        ):
+            await trainer.client.register(takeover=True, **{"batch_size": 20, "num_steps": -1, **fields})
+            await asyncio.sleep(20)
+            assert await ask() == most
+        await trainer.finish()
+
+    play(trains, trainer={"lag": 1})
 
 
 # -- evaluation ----------------------------------------------------------------------------------------------

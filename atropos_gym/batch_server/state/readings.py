@@ -168,7 +168,7 @@ class Readings:
 
     def status_env(self, env_id: int) -> dict[str, Any]:
         """Body of GET ``/status-env``; its ``queue_size`` counts in groups of the asking environment."""
-        env, queue = self._find_env(env_id), self._stock.queue
+        env, queue, config = self._find_env(env_id), self._stock.queue, self._stock.config
         return {
             "current_step": self._stock.step,
             "queue_size": queue.sequences // env.settings.group_size,
@@ -180,7 +180,8 @@ class Readings:
             "self_queue_groups": queue.groups_of[env_id],
             "policy_version": self._policies.version,
             "finished": self._policies.finished,
-            "num_steps": -1 if self._stock.config is None else self._stock.config.num_steps,
+            "num_steps": -1 if config is None else config.num_steps,
+            "batch_size": -1 if config is None else config.batch_size,
             **self._by_groups(),
         }
 
