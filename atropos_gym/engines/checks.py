@@ -171,25 +171,28 @@ class _Trial:
         return True
 
     async def stop_ids(self) -> None:
-        """Whether a sample ends with the first stop id that it draws, and keeps it."""
-        first = self.samples[0].ids[0]
+        """Whether samples end with the first stop id that they draw, and keep it.
+
+        Ids that were drawn before are likely again, and no more: not every engine honours a seed.
+        """
+        name, stops = "stop ids", frozenset(sample.ids[0] for sample in self.samples)
         try:
-            [stopped] = await self.ask(version=0, n=1, stop_ids=(first,), seed=SEED)
-            if stopped.ids[0] != first:  # other children of a seed: take what this one says first
-                [stopped] = await self.ask(version=0, n=1, stop_ids=(stopped.ids[0],), seed=SEED)
+            drawn = await self.ask(version=0, n=2 * SAMPLES, stop_ids=tuple(sorted(stops)))
         except EngineError as error:
-            self.say("stop ids", "wrong", f"a request with stop ids was not answered: {error}")
+            self.say(name, "wrong", f"a request with stop ids was not answered: {error}")
             return
-        if stopped.finish_reason != "stop" or len(stopped.ids) != 1:
-            self.say(
-                "stop ids",
-                "wrong",
-                f"a sample whose first id is a stop id ended by {stopped.finish_reason} with "
-                f"{len(stopped.ids)} ids, wanted stop with 1",
-                "the server must end at stop_token_ids and return the id: pass them through any proxy",
-            )
+        for sample in drawn:
+            if fault := _stop_fault(sample, stops):
+                remedy = (
+                    "the server must end at stop_token_ids and return the id: pass them through any proxy"
+                )
+                self.say(name, "wrong", fault, remedy)
+                return
+        stopped = sum(sample.ids[-1:] != () and sample.ids[-1] in stops for sample in drawn)
+        if stopped:
+            self.say(name, "ok", f"{stopped} of {len(drawn)} samples end with the stop id that they drew")
         else:
-            self.say("stop ids", "ok", "a sample ends with the stop id that it draws")
+            self.say(name, "note", f"{len(drawn)} samples drew none of {len(stops)} stop ids: not told")
 
     async def temperature_alone(self) -> None:
         """Whether logprobs follow the temperature, told without a learner."""
@@ -323,6 +326,19 @@ def _fault(sample: Completion, rows: int) -> tuple[str, str] | None:
             return f"id {value} at position {position} is outside the vocabulary of {rows}", ""
         if not math.isfinite(logprob) or logprob > ROUNDING:
             return f"no usable logprob at position {position}: {logprob}", ""
+    return None
+
+
+def _stop_fault(sample: Completion, stops: frozenset[int]) -> str | None:
+    """Says how a sample's end contradicts its stop ids, or None."""
+    found = next((place for place, value in enumerate(sample.ids) if value in stops), None)
+    if found is not None and found < len(sample.ids) - 1:
+        return f"a sample draws stop id {sample.ids[found]} and goes on for {len(sample.ids) - 1 - found} ids"
+    full = len(sample.ids) == MOST_IDS  # an engine may name either reason
+    if found is not None and sample.finish_reason != "stop" and not full:
+        return f"a sample that ends with a stop id ended by {sample.finish_reason}, wanted stop"
+    if found is None and sample.finish_reason == "stop":
+        return f"a sample of {len(sample.ids)} ids ended by stop without the stop id that it drew"
     return None
 
 

@@ -25,6 +25,8 @@ class FakeSGLang:
         lora: whether --enable-lora was given.
         max_rank: as the flag.
         max_model_len: context.
+        seeded: whether --enable-deterministic-inference was given: without it seeds are ignored.
+        vocabulary: samples are of ids below it.
         mangle: changes the list of answers of a ``/generate`` before it is sent.
 
     Attributes:
@@ -39,11 +41,16 @@ class FakeSGLang:
         lora: bool = True,
         max_rank: int = 16,
         max_model_len: int = 200,
+        seeded: bool = True,
+        vocabulary: int = 256,
         mangle: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
         self.lora = lora
         self.max_rank = max_rank
         self.max_model_len = max_model_len
+        self.seeded = seeded
+        self.vocabulary = vocabulary
+        self._random = random.Random(0)
         self.mangle = mangle or (lambda answers: answers)
         self.asked: list[tuple[str, Any]] = []
         self.adapters: dict[str, str] = {}
@@ -103,11 +110,12 @@ class FakeSGLang:
     def _sample(
         self, request_id: str, prompt: list[int], params: dict[str, Any], name: str | None
     ) -> dict[str, Any]:
-        rng = random.Random(f"{params['sampling_seed']}{prompt}{name}{params['temperature']}")
+        seed = params["sampling_seed"] if self.seeded else self._random.random()
+        rng = random.Random(f"{seed}{prompt}{name}{params['temperature']}")
         ids: list[int] = []
         finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
         for _ in range(params["max_new_tokens"]):
-            ids.append(rng.randrange(256))
+            ids.append(rng.randrange(self.vocabulary))
             if ids[-1] in params["stop_token_ids"]:
                 finish = {"type": "stop", "matched": ids[-1]}
                 break

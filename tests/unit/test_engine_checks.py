@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,6 +295,30 @@ def test_a_stop_id_that_is_passed_over_is_told() -> None:
         ask=lambda params: params.with_(stop_ids=()),
     )
     assert "stop_token_ids" in wrong(check(engine))["stop ids"].remedy
+
+
+Say = Callable[[SamplingParams], Completion]
+
+
+@pytest.mark.parametrize(
+    ("under_stop_ids", "status"),
+    [
+        (lambda p: Completion((9, 1), (-0.5, -0.5), "stop"), "ok"),
+        (lambda p: Completion((9,) * 15 + (1,), (-0.5,) * 16, "length"), "ok"),
+        (lambda p: Completion((9, 9, 9), (-0.5,) * 3, "length"), "note"),
+        (lambda p: Completion((9, 1, 9), (-0.5,) * 3, "length"), "wrong"),
+        (lambda p: Completion((1, 9), (-0.5,) * 2, "stop"), "wrong"),
+        (lambda p: Completion((9, 1), (-0.5,) * 2, "length"), "wrong"),
+        (lambda p: Completion((9, 9), (-0.5,) * 2, "stop"), "wrong"),
+    ],
+)
+def test_stop_ids_are_judged_by_what_was_drawn(under_stop_ids: Say, status: str) -> None:
+    """The samples before drew 1 first; no seed promises that it is drawn again, or where."""
+    plain = Completion((1, 2, 3), (-0.5,) * 3, "length")
+    engine = ScriptedEngine(
+        lambda prompt, params, number: under_stop_ids(params) if params.stop_ids else plain
+    )
+    assert statuses(check(engine))["stop ids"] == status
 
 
 def test_without_a_learner_the_temperature_is_told_all_the_same(engine: HFEngine) -> None:

@@ -243,6 +243,13 @@ def test_check_finds_what_is_missing() -> None:
         assert "start SGLang with --enable-lora" in wrong.detail
 
 
+@pytest.mark.parametrize("vocabulary", [4, 16, 256])
+def test_a_server_that_ignores_seeds_is_fit(vocabulary: int) -> None:
+    with FakeSGLang(seeded=False, vocabulary=vocabulary).engine() as engine:
+        findings = run(engine.check())
+    assert fit(findings), findings
+
+
 def test_specs() -> None:
     transport = httpx.MockTransport(FakeSGLang().answer)
     for spec in ("sglang:http://a, http://b", {"kind": "sglang", "url": ["http://a", "http://b"]}):
