@@ -32,8 +32,17 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
+        loop.run_until_complete(_cancel_all())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def _cancel_all() -> None:
+    """Ends whatever still runs, so that nobody waits for it for ever."""
+    while running := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
@@ -60,6 +69,9 @@ class LoopThread:
         self._thread = threading.Thread(target=_turn, args=(self.loop,), name=name, daemon=True)
         self._thread.start()
         self._stop = weakref.finalize(self, _stop, self.loop)
+        self._lock = (
+            threading.RLock()
+        )  # what is submitted is on the loop before it is told to stop, or refused
 
     @property
     def closed(self) -> bool:
@@ -70,9 +82,6 @@ class LoopThread:
         self, work: Coroutine[Any, Any, T], done: Callable[[asyncio.Task[T]], None] | None = None
     ) -> Future[T]:
         """Starts ``work``; cancelling the future cancels it. ``done`` is called on the loop at its end."""
-        if self.closed:
-            work.close()
-            raise EngineError("the engine is closed")
         future: Future[T] = Future()
 
         def start() -> None:
@@ -82,7 +91,9 @@ class LoopThread:
             task.add_done_callback(lambda task: _hand_over(task, future))
             future.add_done_callback(lambda future: self._cancel(task) if future.cancelled() else None)
 
-        self.loop.call_soon_threadsafe(start)
+        if not self._call(start):
+            work.close()
+            raise EngineError("the engine is closed")
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
@@ -94,13 +105,21 @@ class LoopThread:
         return self.submit(work).result()
 
     def close(self) -> None:
-        """Ends loop and thread; what still runs is abandoned. Idempotent."""
-        if self._stop() is not None or self._thread.is_alive():
-            self._thread.join(timeout=10)
+        """Ends loop and thread; what still runs is cancelled. Idempotent."""
+        with self._lock:
+            self._stop()
+        self._thread.join(timeout=10)
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
-        if not self.closed:
-            self.loop.call_soon_threadsafe(task.cancel)
+        self._call(task.cancel)  # a closed loop has cancelled it
+
+    def _call(self, function: Callable[[], object]) -> bool:
+        """Calls ``function`` on the loop; returns whether it will be called."""
+        with self._lock:
+            if self.closed:
+                return False
+            self.loop.call_soon_threadsafe(function)
+            return True
 
 
 def _hand_over(task: asyncio.Task[T], future: Future[T]) -> None:
