@@ -469,6 +469,8 @@ def _split(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     more = dict(spec)
     kind, where = more.pop("kind", None), more.pop("url", None) or more.pop("path", None)
     if not isinstance(kind, str):
-        raise ConfigError(f"engine {dict(spec)!r} has no kind, such as 'vllm'")
+        raise ConfigError(
+            f"engine has no kind, such as 'vllm', only {', '.join(map(str, spec)) or 'nothing'}"
+        )
     where = where if where is None or isinstance(where, str) else ",".join(map(str, where))
     return kind if where is None else f"{kind}:{where}", more

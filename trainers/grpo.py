@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import torch
 from stable_baselines3.common.policies import BasePolicy
 
+from atropos_gym._urls import without_token
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import ConfigError
 from atropos_gym.trainers import _learning
@@ -282,7 +283,8 @@ class GRPO(LMAlgorithm):
         if tiny and (self.version > 0 or self.engine_spec != "hf"):
             raise ConfigError(
                 "a tiny policy's lesson changes its base: give it before the first update and with "
-                f"engine='hf', not at version {self.version} with engine={self.engine_spec!r}"
+                f"engine='hf', not at version {self.version} with "
+                f"engine={without_token(self.engine_spec)!r}"
             )
         stream = interleave(
             [transcripts(task.env, seed=(self.seed or 0) + k) for k, task in enumerate(tasks)]

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from atropos_gym._urls import without_token
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.engines import SERVERS
 from atropos_gym.cli.mistakes import need_learner
@@ -46,12 +47,13 @@ def run(command: Command) -> int:
     with tempfile.TemporaryDirectory(prefix="atropos-gym-check-") as temporary:
         folder = Path(options["adapter_dir"] or temporary).absolute()
         findings = _check(command.target, options, folder)
+    shown = without_token(command.target)
     if options["json"]:
-        print(json.dumps(_plain(command.target, findings), ensure_ascii=False, indent=2))
+        print(json.dumps(_plain(shown, findings), ensure_ascii=False, indent=2))
         return 0 if fit(findings) else 1
     console = Console(highlight=False)
     lines = table(findings, min(100, console.width) if console.is_terminal else 100)
-    text = Text(f"{command.target}\n\n{lines}\n\n{verdict(findings, train='train with')}")
+    text = Text(f"{shown}\n\n{lines}\n\n{verdict(findings, train='train with')}")
     for status, colour in COLOURS.items():
         text.highlight_regex(rf"(?m)^{status}\b", colour)
     console.print(text, soft_wrap=True)

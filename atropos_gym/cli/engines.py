@@ -7,6 +7,7 @@ import os
 import uuid
 from typing import Any
 
+from atropos_gym._urls import without_token
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.models import find_model
 from atropos_gym.engines import make_engine
@@ -40,16 +41,17 @@ def check_engine_settings(config: Config) -> None:
         atropos_gym.errors.ConfigError: --engine vllm starts a server: give --vllm-python, the interpreter ...
     """
     kind, launched = kind_of(config.engine), config.engine == "vllm"
+    shown = without_token(config.engine)
     if launched and config.vllm_python is None:
         raise ConfigError(
             "--engine vllm starts a server: give --vllm-python, the interpreter of vLLM's own environment "
             "(or --engine vllm:URL for one that runs)"
         )
     if config.vllm_python is not None and not launched:
-        raise ConfigError(f"--vllm-python belongs to --engine vllm, not to {config.engine}: leave it out")
+        raise ConfigError(f"--vllm-python belongs to --engine vllm, not to {shown}: leave it out")
     if kind != "hf" and config.policy == "tiny":
         raise ConfigError(
-            f"--engine {config.engine} cannot serve --policy tiny, whose base the run makes: use --engine hf"
+            f"--engine {shown} cannot serve --policy tiny, whose base the run makes: use --engine hf"
         )
     if config.swap == "restart" and kind in SERVERS and not launched:
         raise ConfigError(f"--swap restart starts the server anew: it needs --engine vllm, not {kind}:URL")

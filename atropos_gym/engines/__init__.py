@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atropos_gym._urls import without_token
 from atropos_gym.engines.base import Completion, Engine, SamplingParams
 from atropos_gym.errors import ConfigError, MissingData
 
@@ -90,10 +91,11 @@ def make_engine(
         if value is not None:
             settings.setdefault(name, value)
     settings.update(options)
+    shown = without_token(f"{kind}:{path}" if path else kind)  # a mapping may hold a key
     make = _MAKERS.get(kind)
     if make is None:
-        raise ConfigError(f"engine {spec!r} is unknown; there are {_KNOWN}")
-    return make(str(spec), path, settings)
+        raise ConfigError(f"engine {shown!r} is unknown; there are {_KNOWN}")
+    return make(shown, path, settings)
 
 
 def _read_spec(spec: str | Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -108,7 +110,9 @@ def _read_spec(spec: str | Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]
     settings = dict(spec)
     kind = settings.pop("kind", None)
     if not isinstance(kind, str):
-        raise ConfigError(f"engine {dict(spec)!r} has no kind, such as 'vllm'")
+        raise ConfigError(
+            f"engine has no kind, such as 'vllm', only {', '.join(map(str, spec)) or 'nothing'}"
+        )
     path = settings.pop("url", None) or settings.pop("path", None) or ""
     return kind, path if isinstance(path, str) else ",".join(path), settings
 

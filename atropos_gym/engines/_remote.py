@@ -6,7 +6,6 @@ answer that asking again would not change.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import random
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import orjson
 
+from atropos_gym._urls import is_loopback, without_token
 from atropos_gym.errors import ConfigError
 
 __all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy", "Told"]
@@ -139,11 +139,13 @@ class Endpoint:
     of a shared pool for every request, which costs milliseconds where hundreds are open.
 
     Args:
-        url: where it is, without a path.
-        api_key: sent as a bearer token.
+        url: where it is, without a path; ``http://NAME:PASSWORD@host`` is asked with them.
+        api_key: sent as a bearer token, in place of a name and password.
         transport: instead of the network, for tests.
 
     Attributes:
+        url: where it is, as it can be shown.
+        below: ``/v1`` where the URL ended with it, else nothing.
         running: requests on their way.
         seen: it answered before.
         down: connections fail; set by whoever notices, cleared by any answer.
@@ -155,20 +157,22 @@ class Endpoint:
     def __init__(
         self, url: str, api_key: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        parts = httpx.URL(url)
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise ConfigError(f"an engine's URL is such as http://127.0.0.1:8000, got {url!r}")
-        self.url = str(parts).rstrip("/").removesuffix("/v1")
+        parts = _parts(url)
+        whole = without_token(str(parts))
+        self.url = whole.removesuffix("/v1")
+        self.below = whole.removeprefix(self.url)
         self.running = 0
         self.seen = False
         self.down = False
         self._transport = transport
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        auth = (parts.username, parts.password) if parts.userinfo else None
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"], auth = f"Bearer {api_key}", None
         self._options: dict[str, Any] = {
             "transport": transport,
-            "trust_env": not _is_loopback(parts.host),  # no proxy for this machine
+            "auth": auth,
+            "trust_env": not is_loopback(parts.host),  # no proxy for this machine
             "limits": httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_IDLE),
         }
         self._urls: dict[str, httpx.URL] = {}
@@ -226,6 +230,17 @@ class Endpoint:
             await client.aclose()
 
 
+def _parts(url: str) -> httpx.URL:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        parts = httpx.URL()
+    if parts.scheme not in ("http", "https") or not parts.host:
+        shown = url.rpartition("@")[2]  # what stands before it may be a password
+        raise ConfigError(f"an engine's URL is such as http://127.0.0.1:8000, got {shown!r}")
+    return parts
+
+
 def _retry_after(header: str) -> float | None:
     """Seconds of a ``Retry-After`` header; a date is not worth reading for a wait of seconds."""
     try:
@@ -233,10 +248,3 @@ def _retry_after(header: str) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

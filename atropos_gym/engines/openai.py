@@ -117,7 +117,7 @@ class OpenAIEngine(ServesVersions):
         self.traffic = Traffic()
         self._endpoint = Endpoint(url, key, transport=transport)
         # The endpoint's URL ends before /v1, as servers of other kinds have routes beside it.
-        self._path = url.removeprefix(self._endpoint.url) + "/chat/completions"
+        self._path = self._endpoint.below + "/chat/completions"
         self._key = key
         self._extra = dict(extra_body or {})
         if reasoning_effort is not None:

@@ -55,11 +55,20 @@ def test_an_engine_that_is_not_fit_ends_with_1_and_a_remedy(
         return ScriptedEngine(without_logprobs)
 
     monkeypatch.setattr(check_engine, "make_engine", make)
-    words = ["vllm:http://127.0.0.1:9", "--model", str(folder), "--api-key", "k", "--adapter-dir", "a"]
+    words = [
+        "vllm:http://ann:secret@127.0.0.1:9",
+        "--model",
+        str(folder),
+        "--api-key",
+        "k",
+        "--adapter-dir",
+        "a",
+    ]
     assert main(["check-engine", *words]) == 1
     out = capsys.readouterr().out
     assert "2 ids came with 0 logprobs" in out and "Training with this would be wrong" in out
-    assert asked["spec"] == "vllm:http://127.0.0.1:9" and asked["api_key"] == "k"
+    assert "vllm:http://127.0.0.1:9\n" in out and "secret" not in out
+    assert asked["spec"] == "vllm:http://ann:secret@127.0.0.1:9" and asked["api_key"] == "k"
     assert asked["model"] == str(folder) and asked["adapter_dir"] == Path("a")
 
 

@@ -24,14 +24,20 @@ URL = "vllm:http://127.0.0.1:9"
         ({"engine": "hf", "vllm_python": Path("p")}, "belongs to --engine vllm"),
         ({"engine": URL, "policy": "m", "vllm_python": Path("p")}, "belongs to --engine vllm"),
         ({"engine": URL, "policy": "tiny"}, "cannot serve --policy tiny"),
+        ({"engine": "vllm:http://ann:secret@gpu", "policy": "tiny"}, "--engine vllm:http://gpu cannot serve"),
+        (
+            {"engine": "hf:http://ann:secret@gpu", "vllm_python": Path("p")},
+            "not to hf:http://gpu: leave it out",
+        ),
         ({"engine": URL, "policy": "m", "swap": "restart"}, "needs --engine vllm"),
         ({"engine": URL, "policy": "m", "swap": "in_place"}, "use hot_swap"),
         ({"engine": "sglang:http://127.0.0.1:9", "policy": "m", "swap": "restart"}, "not sglang:URL"),
     ],
 )
 def test_what_does_not_fit_together_is_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         check_engine_settings(Config(**settings))
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,24 @@ def test_a_script_is_a_function_or_a_table(script: Any) -> None:
 def test_an_engines_name_is_a_word() -> None:
     with pytest.raises(ConfigError, match='"hf:PATH", .*got int'):
         make_engine(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"url": "http://ann:secret@gpu", "api_key": "secret"},
+        {"kind": "vlm", "url": "http://ann:secret@gpu", "api_key": "secret"},
+        {"kind": "vllm", "url": "http://ann:secret@gpu", "api_key": "secret", "python": "p"},
+        {"kind": "sglang", "url": ["http://ann:secret@gpu", "http://x:secret@two"], "python": "p"},
+        {"kind": "openai", "model": "m", "api_key": "secret", "python": "p"},
+        {"kind": "scripted", "path": "http://ann:secret@gpu", "script": {}},
+        "vlm:http://ann:secret@gpu",
+        "http://ann:secret@gpu",
+        "vllm:ann:secret@gpu",
+    ],
+)
+def test_no_error_shows_a_key_or_a_password(spec: Any) -> None:
+    options = {"python": "p"} if isinstance(spec, str) and not spec.startswith("vllm") else {}
+    with pytest.raises(ConfigError, match="engine") as caught:
+        make_engine(spec, **options)
+    assert "secret" not in str(caught.value)

@@ -109,6 +109,7 @@ def test_it_chats() -> None:
         ("https://openrouter.ai/api/v1/", "https://openrouter.ai/api/v1/chat/completions"),
         ("https://host/v1beta/openai", "https://host/v1beta/openai/chat/completions"),
         ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/chat/completions"),
+        ("HTTP://Host:80/v1", "http://host/v1/chat/completions"),
     ],
 )
 def test_other_providers(base_url: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +347,7 @@ def test_versions_are_announced_only(tmp_path: Any) -> None:
         ("openai:gpt-x", "https://api.openai.com"),
         ({"kind": "openai", "model": "gpt-x", "base_url": "http://here/v1"}, "http://here"),
         ({"kind": "openai", "model": "gpt-x", "url": "http://here/v1"}, "http://here"),
+        ({"kind": "openai", "model": "gpt-x", "url": "http://ann:secret@here/v1"}, "http://here"),
     ],
 )
 def test_specs(spec: Any, url: str) -> None:

@@ -104,10 +104,44 @@ def test_pauses_grow_and_end() -> None:
         RetryPolicy(first_pause=-1.0)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "", "model"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "", "model", "http://h:x"])
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(ConfigError, match="an engine's URL is such as"):
         Endpoint(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "sent"),
+    [
+        ("http://ann:secret@host:8000/v1", None, "Basic YW5uOnNlY3JldA=="),
+        ("http://ann:se%2Fcret@host:8000/v1/", None, "Basic YW5uOnNlL2NyZXQ="),
+        ("http://ann:secret@host:8000/v1", "key", "Bearer key"),
+        ("http://host:8000/v1", None, None),
+    ],
+)
+def test_a_password_in_the_url_is_sent_and_never_shown(url: str, key: str | None, sent: str | None) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert str(request.url) == "http://host:8000/v1/x"
+        assert request.headers.get("authorization") == sent
+        return httpx.Response(503, text="slow down")
+
+    async def main() -> None:
+        endpoint = Endpoint(url, key, transport=httpx.MockTransport(handler))
+        assert (endpoint.url, endpoint.below) == ("http://host:8000", "/v1")
+        with pytest.raises(Passing, match="^http://host:8000/v1/x fails: 503 slow down$"):
+            await endpoint.ask("GET", "/v1/x")
+        await endpoint.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url", ["ann:secret@host:8000", "ftp://ann:secret@host", "http://ann:secret@", "http://ann:secret@host:x"]
+)
+def test_a_password_in_what_is_no_url_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="an engine's URL is such as") as caught:
+        Endpoint(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
