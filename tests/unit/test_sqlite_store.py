@@ -9,6 +9,7 @@ A crash is a copy of the file and its log in mid-flight: what a killed process l
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import tempfile
 import threading
@@ -18,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
+from server_tools import REGISTER, group
 from store_model import LIMITS, StoreModel
 from store_tools import (
     LEASE,
@@ -39,8 +42,9 @@ from store_tools import (
     version,
 )
 
+from atropos_gym.batch_server.app import create_app
 from atropos_gym.batch_server.limits import Limits, memory_allows
-from atropos_gym.batch_server.state import sqlite
+from atropos_gym.batch_server.state import journal, sqlite
 from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.batch_server.state.memory import MemoryStore
 from atropos_gym.batch_server.state.refusals import Conflict, Refused
@@ -320,6 +324,77 @@ def test_what_cannot_be_read_is_an_error_for_who_asked(store: SqliteStore) -> No
     add(store)
     saved(store)
     assert store.failing == ""
+
+
+def test_memory_that_is_short_for_a_read_is_an_error_for_who_asked(store: SqliteStore) -> None:
+    def short(connection: sqlite3.Connection) -> None:
+        raise MemoryError
+
+    with pytest.raises(ServerError, match="cannot read what was stored: MemoryError"):
+        store._journal.ask(short).result(20)
+    add(store)
+    saved(store)
+    assert store.failing == ""
+
+
+def test_memory_that_is_short_for_a_write_is_waited_for(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, carry_out = iter([True, False]), journal._carry_out
+
+    def carried_out(*arguments: Any) -> None:
+        if next(short):
+            raise MemoryError
+        carry_out(*arguments)
+
+    monkeypatch.setattr(journal, "_carry_out", carried_out)
+    monkeypatch.setattr(journal, "IDLE_SECONDS", 0.01)
+    add(store)
+    saved(store)
+    assert store.failing == "" and next(short, "both were tried") == "both were tried"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_after_the_end_of_the_writer_nothing_is_said_to_be_saved(store: SqliteStore) -> None:
+    def broken(connection: sqlite3.Connection) -> None:
+        raise IndexError("of ours")
+
+    store.limits = Limits(memory_bytes=0)
+    store._journal._add(broken)
+    add(store)
+    for again in range(3):  # also where nothing has changed since, as when a post is repeated
+        future = store.save()
+        assert future is not None
+        with pytest.raises(ServerError, match="IndexError.*nothing is saved until a restart"):
+            future.result(20)
+        if again:
+            add(store)
+    store._journal._thread.join(20)
+    assert store.health()["status"] == "failing" and "IndexError" in store.health()["warnings"][0]
+    with pytest.raises(ServerError, match="IndexError"):
+        store._journal.ask(lambda connection: None).result(20)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_repeated_post_is_not_answered_when_the_first_was_never_saved(tmp_path: Path) -> None:
+    def broken(connection: sqlite3.Connection) -> None:
+        raise IndexError("of ours")
+
+    with SqliteStore(tmp_path / "store.sqlite") as store:
+        app = create_app(store)
+
+        async def story() -> list[int]:
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+                await http.post("/register", json=REGISTER)
+                store._journal._add(broken)
+                store._journal._thread.join(20)
+                key = {"Idempotency-Key": "k"}
+                posts = [await http.post("/scored_data", json=group(), headers=key) for _ in range(3)]
+                health = await http.get("/health")
+            return [reply.status_code for reply in (*posts, health)]
+
+        assert asyncio.run(story()) == [503] * 4
 
 
 def test_no_more_comes_in_while_too_much_waits_for_a_disk_that_fails(

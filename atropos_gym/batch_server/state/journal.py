@@ -70,6 +70,7 @@ class Journal:
 
     Attributes:
         failing: why nothing can be written; "" where all is well.
+        dead: what to wait for once nothing will be written ever again: it has failed already. Else None.
         waiting_bytes: of what was handed over and is not yet committed.
 
     Raises:
@@ -79,10 +80,12 @@ class Journal:
     def __init__(self, path: Path, *, fresh: bool = False, fsync: bool = False) -> None:
         self.path = path
         self.failing = ""
+        self.dead: Future[None] | None = None
         self.waiting_bytes = 0
         self._connection = _opened(path, fresh=fresh, fsync=fsync)
         self._change = threading.Condition()
         self._waiting: list[_Job] = []
+        self._taken: list[_Job] = []
         self._last: Future[None] | None = None
         self._closed = False
         self._tidied = True
@@ -111,6 +114,9 @@ class Journal:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting must not stop the writing
         with self._change:
+            if self.dead is not None:
+                future.set_exception(ServerError(self.failing))
+                return future
             if self._closed:
                 raise ServerError(f"{self.path} is closed")
             self._waiting.append(_Job(work, future, size))
@@ -136,11 +142,14 @@ class Journal:
         try:
             self._work()
         except BaseException as error:
-            self.failing = f"cannot write {self.path}: {error!r}"
             with self._change:
+                self.failing = f"cannot write {self.path}: {error!r}; nothing is saved until a restart"
                 self._closed = True
-                for job in self._waiting:
-                    job.future.set_exception(ServerError(self.failing))
+                self.dead = Future()
+                self.dead.set_exception(ServerError(self.failing))
+                for job in (*self._taken, *self._waiting):
+                    if not job.future.done():
+                        job.future.set_exception(ServerError(self.failing))
             raise
 
     def _work(self) -> None:
@@ -149,10 +158,10 @@ class Journal:
             with self._change:
                 if not self._waiting and not self._closed:
                     self._change.wait(pause)
-                work, self._waiting = self._waiting, []
+                self._taken, self._waiting = self._waiting, []
                 closed = self._closed
-            if work:
-                self._commit(work)
+            if self._taken:
+                self._commit(self._taken)
                 pause = IDLE_SECONDS
             elif closed:
                 return
@@ -167,8 +176,9 @@ class Journal:
                     self._connection.execute("BEGIN IMMEDIATE")
                     found = [job.work(self._connection) for job in work]
                 break
-            except sqlite3.Error as error:
-                self.failing = f"cannot write {self.path}: {error}; what is posted now is not safe"
+            except (sqlite3.Error, MemoryError) as error:
+                why = str(error) or "memory is short"
+                self.failing = f"cannot write {self.path}: {why}; what is posted now is not safe"
             with self._change:
                 if self._closed:
                     for job in work:
@@ -209,7 +219,7 @@ def _looked_up(look: Callable[[sqlite3.Connection], T], connection: sqlite3.Conn
     """What was found; an error is for who asked, and no reason to write nothing."""
     try:
         return look(connection)
-    except (sqlite3.Error, LookupError) as error:
+    except (sqlite3.Error, LookupError, MemoryError) as error:
         return ServerError(f"cannot read what was stored: {error!r}")
 
 

@@ -91,6 +91,8 @@ class SqliteStore(MemoryStore):
 
     def save(self) -> Future[None] | None:
         """Hands what has changed to the writer; returns what to wait for."""
+        if self._journal.dead is not None:
+            return self._journal.dead
         statements = list(self._changes())
         came, left = self._moves()
         self._marks.clear()
