@@ -34,7 +34,7 @@ class AgentGroup:
     Attributes:
         start: as it was given.
         scores: of each run; None where it failed or gave none.
-        failures: what the runs raised, in order of their members.
+        failures: what the runs raised, in order of their members; a cancellation of their own among it.
         group: the scored group, unless the server posts groups by itself or withheld it.
         posted: its name at the batch server, where it was posted.
         withheld: why there is no group.
@@ -43,7 +43,7 @@ class AgentGroup:
 
     start: Any
     scores: list[float | None]
-    failures: list[Exception]
+    failures: list[BaseException]
     group: ScoredDataGroup | None
     posted: str | bool | None
     withheld: str | None
@@ -176,8 +176,8 @@ class AgentCollector:
             with suppress(httpx.HTTPError):
                 await asyncio.shield(http.delete(path))
             raise
-        scores = [one if not isinstance(one, Exception) else None for one in ended]
-        failures = [one for one in ended if isinstance(one, Exception)]
+        scores = [one if not isinstance(one, BaseException) else None for one in ended]
+        failures = [one for one in ended if isinstance(one, BaseException)]
         self.counts.update(f"failed run: {type(error).__name__}" for error in failures)
         try:
             done = await _call(http, "POST", f"{path}/finish", {"scores": scores})
@@ -190,7 +190,7 @@ class AgentCollector:
         report = {name: done[name] for name in told}
         return place, AgentGroup(start, scores, failures, group, done["posted"], done["withheld"], report)
 
-    async def _run(self, member: dict[str, Any], start: Any) -> float | None | Exception:
+    async def _run(self, member: dict[str, Any], start: Any) -> float | None | BaseException:
         """Runs the program once; what it raises ends this run only."""
         try:
             async with asyncio.timeout(self._deadline):
@@ -198,6 +198,11 @@ class AgentCollector:
             if score is not None and not isfinite(score):
                 raise ValueError(f"a score must be a finite number or None, got {score}")
             return None if score is None else float(score)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return error  # nobody cancels us: something within the program was cancelled
         except Exception as error:
             return error
 

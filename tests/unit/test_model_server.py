@@ -674,6 +674,56 @@ def test_a_deadline_ends_a_run_and_not_its_group() -> None:
     assert group.group.scores == [0.0, 2.0]
 
 
+async def _give_up() -> None:
+    task = asyncio.create_task(asyncio.sleep(1000))
+    task.cancel()
+    await task
+
+
+async def _cancelled_within(base_url: str, api_key: str, start: Any) -> float:
+    """A program that cancels a part of its own and awaits it."""
+    if start == "stop" and api_key.endswith(".1"):
+        await _give_up()
+    return float(api_key.rpartition(".")[2])
+
+
+def _cancelled_in_a_thread(base_url: str, api_key: str, start: Any) -> float:
+    return asyncio.run(_cancelled_within(base_url, api_key, start))
+
+
+@pytest.mark.parametrize("agent", [_cancelled_within, _cancelled_in_a_thread])
+def test_a_program_that_cancels_itself_is_a_failed_run(agent: Any) -> None:
+    async def collect() -> Any:
+        transport = httpx.ASGITransport(create_app(saying("ja")))
+        collector = AgentCollector(agent, BASE, group_size=3, concurrency=1, transport=transport)
+        return await collector.collect(["stop", "x"]), collector.counts
+
+    groups, counts = asyncio.run(collect())
+    assert [group.scores for group in groups] == [[0.0, None, 2.0], [0.0, 1.0, 2.0]]
+    assert [type(error) for error in groups[0].failures] == [asyncio.CancelledError]
+    assert counts == {"withheld": 2, "failed run: CancelledError": 1}
+
+
+def test_a_collection_that_is_cancelled_ends_and_gives_its_groups_up() -> None:
+    async def collect() -> Any:
+        app = create_app(saying("ja"))
+        started = asyncio.Event()
+
+        async def agent(base_url: str, api_key: str, start: Any) -> float:
+            started.set()
+            await asyncio.sleep(1000)
+            return 1.0
+
+        collector = AgentCollector(agent, BASE, group_size=2, transport=httpx.ASGITransport(app))
+        collecting = asyncio.create_task(collector.collect(["x"]))
+        await started.wait()
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        return collecting.cancelled(), app.state.desk.sessions.counts, collector.counts
+
+    assert asyncio.run(collect()) == (True, {"opened": 1, "dropped": 1}, {})
+
+
 def test_a_group_that_cannot_be_finished_does_not_end_the_others() -> None:
     async def collect() -> Any:
         global _transport
