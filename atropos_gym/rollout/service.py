@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from atropos_gym.errors import (
 from atropos_gym.rollout._follower import LOOK_AGAIN, Follower
 from atropos_gym.rollout._pool import EnvSource
 from atropos_gym.rollout._position import Position
+from atropos_gym.rollout._service_evaluation import Evaluation
 from atropos_gym.rollout._service_thread import ServiceThread
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.curriculum import Curriculum, Lessons, Options
@@ -50,44 +51,12 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE = 2.0
 #: Seconds for taking leave of a server.
 GOODBYE = 1.0
+#: Seconds for the last look at a server whose run has ended: it may be gone by now.
+LAST_LOOK = 10.0
 #: Collections that may fail in a row, with growing pauses between them, before the service gives up.
 OUTAGES = 5
 #: Posts in a row in which every group may be refused before the service gives up.
 REFUSALS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """When and how a service looks how well its engine plays.
-
-    The first one is made at the step that the service begins with, and one more whenever a multiple of
-    ``every`` was reached or passed since the last one, however far the step has jumped. The service plays
-    nothing for the trainer meanwhile; one version plays all episodes.
-
-    Attributes:
-        every: steps of the trainer from one to the next.
-        episodes: of each.
-        seed: of the starts, the same ones in each.
-        deterministic: the most likely ids instead of sampled ones.
-        env_kwargs: keywords for the environments that differ from the service's, such as ``split="test"``.
-        on_result: told of step and result.
-    """
-
-    every: int
-    episodes: int = 200
-    seed: int = 0
-    deterministic: bool = True
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    on_result: Callable[[int, EvalResult], None] = lambda step, result: None
-
-    def __post_init__(self) -> None:
-        for name in ("every", "episodes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} of an evaluation must be >= 1, got {getattr(self, name)}")
-
-    def due(self, step: int, last: int | None) -> bool:
-        """Whether one is to be made at ``step``, the last having been made at ``last``."""
-        return last is None or step // self.every > last // self.every
 
 
 class EnvironmentService:
@@ -174,6 +143,8 @@ class EnvironmentService:
         self._unposted = 0  # played, and then no longer wanted
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
+        self._outages = 0  # in a row
+        self._evaluating = asyncio.Lock()
         self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
 
@@ -214,7 +185,9 @@ class EnvironmentService:
             worker = asyncio.create_task(self._work(client))
             try:
                 await asyncio.wait((follower, worker), return_when=asyncio.FIRST_COMPLETED)
-                if follower.done() and follower.exception() is None and not self._over:
+                if self._follower.finished:
+                    await self._end(client, worker)
+                elif follower.done() and follower.exception() is None:
                     await asyncio.wait((worker,))  # there is nothing to follow at this server
             finally:
                 follower.cancel()
@@ -303,23 +276,47 @@ class EnvironmentService:
 
     async def _work(self, client: AsyncBatchClient) -> None:
         """Plays and posts until the run is finished."""
-        outages = 0
         while not self._over:
+            await self._patiently(partial(self._make, client))
+
+    async def _patiently(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Does something again where it failed, with growing pauses, unless it failed often in a row."""
+        while True:
             try:
-                status = await self._look(client)
-                if status is None or self._over:
-                    continue
-                if _exact(status):
-                    await self._make_exactly(client, status)
-                else:
-                    await self._make_ahead(client, status)
-                outages = 0
+                await work()
+                return
             except CollectionFailed as error:
-                outages += 1
-                if outages == OUTAGES:
+                self._outages += 1
+                if self._outages == OUTAGES:
                     raise
-                log.warning("%s; trying again in %d s", error, 2**outages)
-                await self._follower.wait(2.0**outages)
+                log.warning("%s; trying again in %d s", error, 2**self._outages)
+                await self._follower.wait(2.0**self._outages)
+
+    async def _end(self, client: AsyncBatchClient, worker: asyncio.Task[None]) -> None:
+        """Ends what is played for a finished run, and evaluates where that is due at its last step."""
+        async with self._evaluating:  # what is being evaluated comes to its end
+            worker.cancel()
+        await asyncio.wait((worker,))
+        if self._evaluation is None or not (worker.cancelled() or worker.exception() is None):
+            return
+        try:
+            async with asyncio.timeout(LAST_LOOK):
+                status = await self._status(client)
+        except (TimeoutError, ServerError) as error:
+            log.warning("%s: ended without a last evaluation: %s", self.name, error or "no answer")
+            return
+        if status is not None:
+            await self._patiently(partial(self._evaluate_due, status))
+
+    async def _make(self, client: AsyncBatchClient) -> None:
+        """Plays what is wanted now; ahead, until the trainer wants it otherwise."""
+        status = await self._look(client)
+        if status is None or self._over:
+            return
+        if _exact(status):
+            await self._make_exactly(client, status)
+        else:
+            await self._make_ahead(client, status)
 
     async def _make_exactly(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
         """Plays what the newest version still lacks, or waits for a newer one."""
@@ -373,15 +370,20 @@ class EnvironmentService:
         # A trainer that publishes no policy cannot say that it has finished.
         if self._last_step is not None and self.version is None:
             self._finished = step >= self._last_step
-        if (
+        return await self._status(client) if await self._evaluate_due(status) else status
+
+    async def _evaluate_due(self, status: Mapping[str, Any]) -> bool:
+        """Evaluates if that is due, and if the engine has the version that the server shows."""
+        due = (
             self._evaluation is not None
-            and self._evaluation.due(step, self._position.evaluated_at)
+            and self._evaluation.due(status["current_step"], self._position.evaluated_at)
             and status.get("policy_version") == self.version
             and not (_exact(status) and self.version is None)
-        ):
-            await self._evaluate(self._evaluation, step)
-            status = await self._status(client)
-        return status
+        )
+        if due and self._evaluation is not None:
+            async with self._evaluating:
+                await self._evaluate(self._evaluation, status["current_step"])
+        return due
 
     async def _evaluate(self, evaluation: Evaluation, step: int) -> None:
         try:
@@ -397,6 +399,7 @@ class EnvironmentService:
         except EngineError as error:
             raise CollectionFailed(f"{self.name}: the evaluation at step {step} failed: {error}") from error
         log.info("%s: step %d: %s", self.name, step, result)
+        self._outages = 0
         self._evaluations.append((step, result))
         self._position.evaluated(step)
         evaluation.on_result(step, result)
@@ -458,7 +461,7 @@ class EnvironmentService:
                 raise
         if len(refused) == len(groups):
             return
-        self._refused_in_a_row = 0
+        self._refused_in_a_row = self._outages = 0
         taken = [group for index, group in enumerate(groups) if index not in refused]
         self._posted += len(taken)
         self._lessons.posted(taken)
@@ -466,6 +469,6 @@ class EnvironmentService:
             self._on_post(taken)
 
 
-def _exact(status: dict[str, Any]) -> bool:
+def _exact(status: Mapping[str, Any]) -> bool:
     """Whether the trainer learns only from what the newest version said."""
     return status.get("max_policy_lag") == 0 and bool(status.get("groups_per_update"))

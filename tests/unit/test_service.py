@@ -20,7 +20,7 @@ from atropos_gym.engines import ScriptedEngine
 from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, GroupRefused, TokenizerMismatch
 from atropos_gym.rollout import _service_thread
 from atropos_gym.rollout.evaluation import EvalResult
-from atropos_gym.rollout.service import EnvironmentService, Evaluation, ServiceThread
+from atropos_gym.rollout.service import OUTAGES, EnvironmentService, Evaluation, ServiceThread
 from atropos_gym.wire import ScoredDataGroup
 from tests.unit.rollout_cases import Countdown, run_moved, saying
 
@@ -471,6 +471,8 @@ def test_no_evaluation_is_skipped_when_the_step_jumps() -> None:
         (9, 3, True),
         (8, 7, True),
         (7, 4, False),
+        (0, 8, True),  # the step went back: the server was started anew
+        (3, 8, True),
     ],
 )
 def test_an_evaluation_is_due_at_every_multiple_reached_or_passed(
@@ -497,6 +499,71 @@ def test_an_evaluation_waits_for_the_first_version_and_for_an_engine_that_recove
     evaluation = Evaluation(every=4, episodes=3, on_result=lambda *found: results.append(found))
     play(trains, engine=saying("ja", faults=faults), evaluation=evaluation)
     assert [step for step, _ in results][:1] == [7]
+
+
+class Dwelling(ScriptedEngine):
+    """An engine that takes half a minute for each greedy turn."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt, params, number: [*b"ja", 258])
+        self.greedy = 0
+
+    async def generate(self, prompt_ids: Any, params: Any, n: int = 1, **options: Any) -> Any:
+        if params.temperature == 0:
+            self.greedy += 1
+            await asyncio.sleep(30)
+        return await super().generate(prompt_ids, params, n, **options)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_ends_waits_for_the_evaluation_at_its_last_step(begun: bool) -> None:
+    engine = Dwelling()
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        before = engine.greedy
+        await trainer.publish(1)
+        while begun and engine.greedy == before:
+            await asyncio.sleep(1)
+        await trainer.finish()
+
+    service, _ = play(trains, engine=engine, evaluation=Evaluation(every=1, episodes=2))
+    assert [step for step, _ in service.report["evaluations"]] == [0, 1]
+    assert service.report["versions"] == [0, 1]
+
+
+def test_the_last_evaluation_can_be_cancelled_and_needs_no_server_that_has_gone() -> None:
+    engine = Dwelling()
+    network = Network()
+
+    async def story() -> tuple[float, float]:
+        trainer = Trainer(network)
+        services = [service_of(network, engine, evaluation=Evaluation(every=1, episodes=2)) for _ in "ab"]
+        running = [asyncio.create_task(service.run()) for service in services]
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        while engine.greedy < 6:  # two of each at step 0, and those at step 1 have begun
+            await asyncio.sleep(1)
+        await trainer.finish()
+        await asyncio.sleep(5)
+        assert not any(task.done() for task in running)
+        now = asyncio.get_running_loop().time
+        since = now()
+        running[0].cancel()
+        await asyncio.wait(running[:1])
+        cancelled = now() - since
+        network.up = False
+        await asyncio.wait(running[1:])
+        await running[1]
+        await trainer.client.close()
+        return cancelled, now() - since
+
+    cancelled, gone = run_moved(story())
+    assert cancelled < 5
+    assert gone < 200
 
 
 @pytest.mark.parametrize("field", ["every", "episodes"])
@@ -681,6 +748,36 @@ def ends_with(
 def test_an_engine_that_stays_broken_ends_the_service_with_the_reason() -> None:
     engine = saying("ja", faults=lambda number: EngineError("no GPU left"))
     ends_with(CollectionFailed, "no GPU left", engine=engine)
+
+
+def test_outages_that_an_engine_recovers_from_do_not_add_up() -> None:
+    """There are more of them than may come in a row."""
+    engine = ScriptedEngine(
+        lambda prompt, params, number: [*b"ja", 258],
+        faults=lambda number: EngineError("restarting") if broken else None,
+    )
+    broken = False
+
+    def lost(service: EnvironmentService) -> int:
+        return int(service.report["collector"]["failed"].get("engine: EngineError", 0))
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        nonlocal broken
+        await trainer.start()
+        await trainer.publish(0)
+        for _ in range(OUTAGES + 1):
+            await trainer.take()
+            broken = True
+            before = lost(service)
+            async with asyncio.timeout(60):
+                while lost(service) == before:
+                    await trainer.client.batch(groups=GROUPS)
+                    await asyncio.sleep(1)
+            broken = False
+            await asyncio.sleep(60)
+        await trainer.finish()
+
+    play(trains, trainer={"lag": None}, engine=engine, max_batches_ahead=1)
 
 
 def test_another_tokenizer_is_refused_by_name() -> None:
