@@ -30,7 +30,8 @@ class Limits:
 
     Attributes:
         max_body_bytes: largest request body, counted after inflation.
-        receive_seconds: within which a whole request body must have arrived.
+        receive_seconds: within which a whole request body must have arrived, and within which a client must
+            have taken each piece of a batch.
         allowed_hosts: names besides loopback's that a ``Host`` header may carry; ``"*"`` is any.
         soft_groups: so many groups may be queued before the replies to posts are held; None is four batches
             for each connected environment. Nothing is held while no batch can be formed.

@@ -563,6 +563,36 @@ def test_a_client_that_leaves_with_the_last_byte_has_had_its_batch(started: Loca
     assert started.get("/status")["queue_size"] == 0
 
 
+@pytest.mark.parametrize("query", [b"", b"lease_seconds=60"])
+def test_a_client_that_reads_no_further_does_not_withhold_its_batch(query: bytes) -> None:
+    server = LocalServer(Limits(receive_seconds=0.2, soft_groups=1000))
+    server.start(batch_size=4)
+    server.send(tag=1.0)
+    bodies = 0
+
+    async def talk() -> None:
+        async def receive() -> Any:
+            if first:
+                return first.pop()
+            await asyncio.Event().wait()  # it stays connected
+
+        async def send(message: Any) -> None:
+            nonlocal bodies
+            if message["type"] == "http.response.body":
+                bodies += 1
+                if bodies == 2:
+                    await asyncio.Event().wait()  # its side of the connection is full
+
+        first = [{"type": "http.request", "body": b"", "more_body": False}]
+        await asyncio.wait_for(server.app(scope("GET", "/batch", query), receive, send), 30)
+
+    asyncio.run(talk())
+    assert bodies == 2
+    assert server.get("/status")["leased_groups"] == 0
+    assert server.tags() == [1.0]
+    assert server.get("/status")["current_step"] == 1
+
+
 def test_the_systems_clock_waits_for_the_event_or_the_time() -> None:
     async def work() -> None:
         clock, event = SystemClock(), asyncio.Event()

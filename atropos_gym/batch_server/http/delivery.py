@@ -70,7 +70,7 @@ class BatchReply(Response):
                     self.desk.notify()
 
     async def _hand_over(self, lease: Lease, wanted: _Wanted, gone: Callable[[], bool], send: Send) -> bool:
-        """Sends a batch; returns whether the client was there up to the last byte."""
+        """Sends a batch; returns whether the client was there up to the last byte, and read on."""
         counts = {"x-batch-sequences": str(lease.sequences), "x-batch-groups": str(lease.group_count)}
         body, headers = await wanted.batch(lease, await self._groups(lease))
         await _start(send, len(body), headers | counts)
@@ -78,7 +78,11 @@ class BatchReply(Response):
         # that has everything may close at once, so after the last byte its leaving would mean nothing.
         ends = [*range(CHUNK_BYTES, len(body) - 1, CHUNK_BYTES), len(body) - 1]
         for start, end in zip([0, *ends], [*ends, len(body) - 1], strict=True):
-            await _body(send, body[start:end], more=True)
+            try:
+                async with asyncio.timeout(self.desk.store.limits.receive_seconds):
+                    await _body(send, body[start:end], more=True)
+            except TimeoutError:  # stopped, but connected: its groups are for someone who reads
+                return False
             await settle()
             if gone():
                 return False
