@@ -31,6 +31,7 @@ class Desk:
         wishes: whose sampling counts.
         token: opens the routes of ``/sessions``; None for whoever reaches them.
         outlet: where finished groups are posted; None returns them.
+        max_body_bytes: of a request.
         clock: seconds since 1970.
         unposted: finished groups that the batch server did not take yet, by session.
     """
@@ -40,6 +41,7 @@ class Desk:
     wishes: Wishes = "session"
     token: str | None = None
     outlet: Outlet | None = None
+    max_body_bytes: int = 64 * 2**20
     clock: Callable[[], float] = time.time
     unposted: dict[str, Finished] = field(default_factory=dict)
     pieces: Pieces = field(init=False)

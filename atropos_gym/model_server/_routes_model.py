@@ -20,7 +20,7 @@ from atropos_gym.model_server.answers import (
     completion_events,
 )
 from atropos_gym.model_server.refusals import Refusal
-from atropos_gym.model_server.requests import Asking, ChatRequest, CompletionRequest
+from atropos_gym.model_server.requests import Asking, ChatRequest, CompletionRequest, read_body
 from atropos_gym.model_server.sessions import Session
 from atropos_gym.rollout.conversation import Conversation, Drawn, Prompt, Said
 
@@ -48,7 +48,7 @@ def model_routes(desk: Desk) -> APIRouter:
 
     async def chat(request: Request) -> Response:
         session, member = _speaker(desk, request)
-        body = ChatRequest.model_validate_json(await request.body())
+        body = ChatRequest.model_validate_json(await read_body(request, desk.max_body_bytes))
         params, ignored = body.sampling(session.group.sampling, desk.wishes)
         tools = body.tools or None
         prompt = member.find(body.messages, tools)  # type: ignore[arg-type]  # checked there
@@ -66,7 +66,7 @@ def model_routes(desk: Desk) -> APIRouter:
 
     async def completions(request: Request) -> Response:
         session, member = _speaker(desk, request)
-        body = CompletionRequest.model_validate_json(await request.body())
+        body = CompletionRequest.model_validate_json(await read_body(request, desk.max_body_bytes))
         params, ignored = body.sampling(session.group.sampling, desk.wishes)
         prompts = [member.find_raw(prompt) for prompt in body.prompts]
         for prompt in prompts:

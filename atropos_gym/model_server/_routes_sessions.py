@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from atropos_gym.errors import GroupRefused, ServerError
 from atropos_gym.model_server._desk import Desk
 from atropos_gym.model_server.refusals import Refusal
-from atropos_gym.model_server.requests import Finish, OpenSession
+from atropos_gym.model_server.requests import Finish, OpenSession, read_body
 
 __all__ = ["session_routes"]
 
@@ -24,7 +24,7 @@ def session_routes(desk: Desk) -> APIRouter:
 
     @guarded.post("/sessions")
     async def open_session(request: Request) -> Response:
-        wanted = OpenSession.model_validate_json(await request.body())
+        wanted = OpenSession.model_validate_json(await read_body(request, desk.max_body_bytes))
         desk.check_open()
         session = await desk.sessions.open(wanted)
         here = str(request.base_url).rstrip("/")
@@ -58,7 +58,7 @@ def session_routes(desk: Desk) -> APIRouter:
 
     @guarded.post("/sessions/{key}/finish")
     async def finish(key: str, request: Request) -> dict[str, Any]:
-        body = Finish.model_validate_json(await request.body())
+        body = Finish.model_validate_json(await read_body(request, desk.max_body_bytes))
         return await _finish(desk, key, body.scores)
 
     @guarded.delete("/sessions/{key}")

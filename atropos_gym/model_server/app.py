@@ -44,6 +44,7 @@ def create_app(
     outlet: Outlet | None = None,
     token: str | None = None,
     hosts: Sequence[str] = (),
+    max_body_bytes: int = 64 * 2**20,
 ) -> FastAPI:
     """Builds the server; two of them can live in one process.
 
@@ -61,6 +62,7 @@ def create_app(
         outlet: where finished groups are posted and versions come from; None: ``finish`` returns groups.
         token: opens ``/sessions``; a member's URL and key are secrets of their own.
         hosts: names besides loopback's that requests may be addressed to; ``"*"`` is any.
+        max_body_bytes: a request with a longer body is answered 413.
 
     Returns:
         The application; its ``state.desk.sessions`` has counts and what is being played.
@@ -74,6 +76,8 @@ def create_app(
     """
     if wishes not in ("session", "request", "refuse"):
         raise ConfigError(f"wishes must be 'session', 'request' or 'refuse', got {wishes!r}")
+    if max_body_bytes < 1:
+        raise ConfigError(f"max_body_bytes must be >= 1, got {max_body_bytes}")
     sampling = sampling or SamplingParams(max_tokens=512)
     sessions = Sessions(
         engine,
@@ -84,7 +88,7 @@ def create_app(
         idle_seconds=idle_seconds,
         alternatives=alternatives,
     )
-    desk = Desk(engine, sessions, wishes, token, outlet)
+    desk = Desk(engine, sessions, wishes, token, outlet, max_body_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
+from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.model_server.refusals import Refusal
 
-__all__ = ["Asking", "ChatRequest", "CompletionRequest", "Finish", "OpenSession", "Wishes"]
+__all__ = ["Asking", "ChatRequest", "CompletionRequest", "Finish", "OpenSession", "Wishes", "read_body"]
 
 Wishes = Literal["session", "request", "refuse"]
 """Whose sampling counts: the session's (what a program asks for is ignored and counted), the request's (then
@@ -25,6 +26,26 @@ _SAMPLING = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Returns the body of a request, of which no more than ``most`` bytes are ever kept.
+
+    Raises:
+        Refusal: it is longer; 413.
+    """
+    body = bytearray()
+    said = request.headers.get("content-length", "")
+    too_long = said.isdecimal() and int(said) > most
+    if not too_long:
+        async for part in request.stream():
+            if too_long := len(body) + len(part) > most:
+                break
+            body += part
+    if too_long:
+        shown = f"{most / 2**20:g} MiB"
+        raise Refusal(f"the body is longer than {shown}: send less at a time", 413, code="body_too_large")
+    return bytes(body)
 
 
 def _one_if_null(value: Any) -> Any:

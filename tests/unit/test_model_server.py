@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -437,6 +438,32 @@ def test_the_sessions_need_the_token_and_members_do_not() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="wishes must be"):
         create_app(saying("ja"), wishes="mine")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_body_bytes must be >= 1, got 0"):
+        create_app(saying("ja"), max_body_bytes=0)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["length is told", "in pieces"])
+@pytest.mark.parametrize(
+    "path", ["/s/{id}/0/v1/chat/completions", "/v1/completions", "/sessions", "/sessions/{id}/finish"]
+)
+def test_a_body_that_is_too_long(path: str, told: bool) -> None:
+    async def pieces(body: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    async def talk(front: Front) -> None:
+        member = (await front.open())["members"][0]
+        url = path.format(id=front.session["id"])
+        headers = {"Authorization": f"Bearer {member['api_key']}"}
+        body = json.dumps({"messages": HI, "prompt": "x", "group_size": 1, "scores": [1.0]}).encode()
+        for size, refused in ((2**20 + 1, True), (2**20, False)):
+            content = body.ljust(size) if told else pieces(body.ljust(size))
+            response = await front.http.post(url, content=content, headers=headers)
+            assert (response.status_code == 413) == refused, response.text
+            if refused:
+                await _expect(response, 413, "the body is longer than 1 MiB", "body_too_large")
+
+    with_front(saying("ja"), talk, max_body_bytes=2**20)
 
 
 # --- how groups end ---
