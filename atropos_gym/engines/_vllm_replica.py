@@ -7,6 +7,7 @@ restores all of them, under one lock. The base model never stands in for an adap
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ from atropos_gym.errors import EngineError, EngineTimeout, EngineUnreachable, Ve
 
 __all__ = ["VLLMReplica"]
 
+log = logging.getLogger(__name__)
+
 #: Seconds between two looks whether a server is back.
 _LONGEST_LOOK = 5.0
+#: A server whose engine is dead says so to every request, until its process ends.
+_DYING = "EngineCore encountered an issue"
 #: Mean difference of logprobs, in nats, that rounding explains in any precision.
 _NOISE = 0.1
 
@@ -79,7 +84,7 @@ class VLLMReplica:
         """Asks until there is an answer, within the policy; statuses in ``keep`` are answers.
 
         Raises:
-            EngineUnreachable: every try failed.
+            EngineUnreachable: every try failed, or the server is gone for longer than there is time.
             EngineTimeout: no answer in time.
         """
         failures = 0
@@ -89,11 +94,13 @@ class VLLMReplica:
                     try:
                         return await self.endpoint.ask(method, path, body)
                     except Passing as error:
-                        if error.answer is not None and error.answer.status in keep:
-                            return error.answer
+                        said = error.answer
+                        if said is not None and said.status in keep and _DYING not in said.message:
+                            return said
                         failures = await self.after(error, failures)
         except TimeoutError as error:
-            raise EngineTimeout(f"no answer from {self.url}{path} within {self._timeout:g} s") from error
+            kind = EngineUnreachable if self.down else EngineTimeout
+            raise kind(f"no answer from {self.url}{path} within {self._timeout:g} s") from error
 
     async def after(self, error: Passing, failures: int) -> int:
         """Waits until another try makes sense.
@@ -171,11 +178,21 @@ class VLLMReplica:
         """
         async with self._restoring:  # else one under way could load it again
             self.adapters.pop(name, None)
-            if self.down:
-                return  # a server that is gone has forgotten it
-            answer = await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            try:
+                answer = await self._ask_to_unload(name)
+            except (Passing, TimeoutError, EngineUnreachable) as error:
+                if self.down:
+                    return  # a server that is gone has forgotten it
+                raise EngineUnreachable(f"{self.url} did not unload adapter {name}: {error}") from error
         if answer.status not in (200, 404):
             raise EngineError(f"{self.url} did not unload adapter {name}: {answer.status} {answer.message}")
+
+    async def _ask_to_unload(self, name: str) -> Answer:
+        path, body = "/v1/unload_lora_adapter", {"lora_name": name}
+        if not self.down:
+            return await self.ask("POST", path, body)
+        async with asyncio.timeout(_LONGEST_LOOK):  # it may only have dropped a connection
+            return await self.endpoint.ask("POST", path, body)
 
     async def restore(self, name: str, model: str, max_context: int) -> None:
         """Loads again what the server has forgotten, once however many ask at a time.
@@ -278,15 +295,20 @@ class VLLMReplica:
         """Unloads what is still loaded, as far as the server lets us, and closes the connections."""
         if self._looking is not None:
             self._looking.cancel()
-        for name in list(self.adapters):
-            if not self.down:
-                await self._leave(name)
-        await self.endpoint.close()
-
-    async def _leave(self, name: str) -> None:
         try:
-            async with asyncio.timeout(5):
+            left = list(self.adapters)
+            while left and await self._leave(left[-1]):
+                left.pop()
+            self._counters["left_loaded"] += len(left)
+        finally:
+            await self.endpoint.close()
+
+    async def _leave(self, name: str) -> bool:
+        """Unloads an adapter; returns whether to ask for another one: an end is not held up by a failure."""
+        try:
+            async with asyncio.timeout(_LONGEST_LOOK):
                 await self.endpoint.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        except (Passing, TimeoutError):
-            self._counters["left_loaded"] += 1
-            self.endpoint.down = True
+        except Exception as error:
+            log.warning("%s keeps adapter %s: %s", self.url, name, error or type(error).__name__)
+            return False
+        return True

@@ -27,7 +27,7 @@ from atropos_gym.engines._vllm_requests import Request, Requests
 from atropos_gym.engines._vllm_served import ask_what_is_served, find_tokenizer
 from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode
 from atropos_gym.engines.replicas import Router
-from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, ContextFull, EngineError, EngineUnreachable, VersionExpired
 from atropos_gym.findings import Finding
 
 if TYPE_CHECKING:
@@ -349,13 +349,14 @@ class VLLMEngine(ServesVersions):
             *(replica.load(name, folder) for replica in present), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
+        refusals = [failure for failure in failures if not isinstance(failure, EngineUnreachable)]
+        if refusals or len(failures) == len(present):
             for replica in present:
                 if name in replica.adapters:
                     await replica.unload(name)
-            raise failures[0]
+            raise (refusals or failures)[0]
         for replica in replicas:
-            if replica not in present:
+            if name not in replica.adapters:
                 replica.adapters[name] = folder  # restored by the first request that misses it
                 self.counters["published_without_replica"] += 1
 

@@ -15,7 +15,7 @@ import pytest
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.engines.replicas import Router
 from atropos_gym.engines.vllm import VLLMEngine
-from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.errors import ConfigError, EngineError, EngineUnreachable
 from atropos_gym.rollout.collector import GroupCollector
 from tests.tools.fake_vllm import FakeVLLM
 from tests.tools.text_tasks import Guess
@@ -41,7 +41,7 @@ class Switch(httpx.AsyncBaseTransport):
 
 
 @contextmanager
-def replicas(**fakes: FakeVLLM) -> Iterator[VLLMEngine]:
+def replicas(*, restart_timeout: float = 300.0, **fakes: FakeVLLM) -> Iterator[VLLMEngine]:
     engine = VLLMEngine(
         [f"http://{host}" for host in fakes],
         tokenizer="bytes",
@@ -49,6 +49,7 @@ def replicas(**fakes: FakeVLLM) -> Iterator[VLLMEngine]:
         transport=Switch(**fakes),
         retry_pause=0.0,
         cancel_grace=0.0,
+        restart_timeout=restart_timeout,
     )
     try:
         yield engine
@@ -95,6 +96,53 @@ def test_a_replica_that_is_gone_and_back(tmp_path: Path) -> None:
 
     with replicas(a=a, b=b) as engine:
         run(main(engine))
+
+
+@pytest.mark.parametrize("dies", ["before", "/v1/load", "/v1/unload"])
+def test_a_replica_that_dies_during_a_publish(tmp_path: Path, dies: str) -> None:
+    """The others serve the version; it gets what it missed when it is back."""
+    a, b = FakeVLLM(), FakeVLLM()
+
+    async def main(engine: VLLMEngine) -> None:
+        for version in range(1, 4):
+            await engine.publish(version, adapter(tmp_path / f"v{version}", version))
+        if dies == "before":
+            a.down = True
+        else:
+            a.inject("dead", path=dies)
+        await engine.publish(4, adapter(tmp_path / "v4", 4))
+        assert engine.live_versions == (0, 2, 3, 4) and set(b.adapters) == {"r0-v2", "r0-v3", "r0-v4"}
+        assert engine.counters["published_without_replica"] == (dies != "/v1/unload")
+        a.restart()
+        while engine._router.replicas[0].down:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*(engine.generate(PROMPT, PARAMS) for _ in range(10)))
+        assert set(a.adapters) == {"r0-v2", "r0-v3", "r0-v4"}
+
+    with replicas(restart_timeout=0.05, a=a, b=b) as engine:
+        run(main(engine))
+
+
+def test_a_publish_that_reaches_no_replica_is_no_version(tmp_path: Path) -> None:
+    a, b = FakeVLLM(), FakeVLLM()
+    with replicas(restart_timeout=0.05, a=a, b=b) as engine:
+        a.down = b.down = True
+        with pytest.raises(EngineUnreachable):
+            run(engine.publish(1, adapter(tmp_path / "v1")))
+        assert engine.newest == 0 and not any(replica.adapters for replica in engine._router.replicas)
+
+
+def test_a_broken_connection_leaves_nothing_loaded(tmp_path: Path) -> None:
+    """Taken for gone, and there: the name of a retired version does not stay."""
+    fake = FakeVLLM()
+    with replicas(a=fake) as engine:
+        run(engine.publish(1, adapter(tmp_path / "v1")))
+        run(engine.publish(2, adapter(tmp_path / "v2", 2)))
+        engine._router.replicas[0].endpoint.down = True
+        run(engine.retire(1))
+        assert set(fake.adapters) == {"r0-v2"}
+        engine._router.replicas[0].endpoint.down = True
+    assert fake.adapters == {}
 
 
 def test_replicas_must_serve_one_model() -> None:
