@@ -33,6 +33,8 @@ _TAIL_LINES = 20
 _LOOK_SECONDS = 0.25
 #: Seconds that a server has to end by itself.
 _GRACE = 10.0
+#: Statuses of a server that wants another key.
+_REFUSED = (401, 403)
 #: Of our own environment, and wrong in another one.
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")
 #: Asks an interpreter what it has of vLLM.
@@ -66,6 +68,7 @@ class VLLMServer:
         self.pid = 0
         self._command = command
         self._env = env
+        self._startup_timeout = 900.0
         self._guard: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
 
@@ -104,6 +107,7 @@ class VLLMServer:
             startup_timeout: seconds until it must serve (a CPU needs minutes).
 
         Raises:
+            ConfigError: the port is taken.
             MissingData: that interpreter has no vLLM.
             EngineUnreachable: it ended, or does not serve in time; the end of its log is shown.
         """
@@ -114,6 +118,8 @@ class VLLMServer:
             model = Path(model).expanduser().absolute()
         own = {key: value for key, value in os.environ.items() if key not in _OURS}
         variables = {**own, "VLLM_API_KEY": secrets.token_urlsafe(24), **_variables(model), **(env or {})}
+        if port is not None:
+            _require_free(port)
         on_cpu = _probe(interpreter, variables)
         port = _free_port() if port is None else port
         command = [interpreter, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
@@ -129,10 +135,11 @@ class VLLMServer:
             command += ["--dtype", dtype]
         file = _log_file() if log is None else Path(log).expanduser().absolute()
         server = cls([*command, *flags], variables, model=str(model), port=port, log=file)
-        server._start(startup_timeout)
+        server._startup_timeout = startup_timeout
+        server._start()
         return server
 
-    def _start(self, timeout: float) -> None:
+    def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         begin = self.log.stat().st_size if self.log.exists() else 0
         self._guard = subprocess.Popen(
@@ -147,14 +154,15 @@ class VLLMServer:
         assert self._guard.stdout is not None
         try:
             self.pid = int(self._guard.stdout.readline() or 0)
-            self._wait(timeout, begin)
+            self._wait(begin)
         except BaseException:
             self.close()
             raise
 
-    def _wait(self, timeout: float, begin: int) -> None:
-        """Returns once /health says 200."""
+    def _wait(self, begin: int) -> None:
+        """Returns once the server that was started serves."""
         assert self._guard is not None
+        timeout = self._startup_timeout
         deadline = time.monotonic() + timeout
         with httpx.Client(base_url=self.url, trust_env=False, timeout=5.0) as client:
             while True:
@@ -164,7 +172,7 @@ class VLLMServer:
                         f"vLLM ended with code {code} before it served; {self._tail(begin)}"
                     )
                 try:
-                    if client.get("/health").status_code == 200:
+                    if client.get("/health").status_code == 200 and self._knows_its_key(client):
                         return
                 except httpx.TransportError:
                     pass
@@ -173,6 +181,23 @@ class VLLMServer:
                         f"vLLM does not serve after startup_timeout={timeout:g} s; {self._tail(begin)}"
                     )
                 time.sleep(_LOOK_SECONDS)
+
+    def _knows_its_key(self, client: httpx.Client) -> bool:
+        """Whether our own server answers: it takes our key and no other.
+
+        Raises:
+            EngineUnreachable: it is somebody else's.
+        """
+        own, strange = (
+            client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+            for key in (self.api_key, secrets.token_urlsafe(8))
+        )
+        if own in _REFUSED or (own == strange == 200 and self.api_key):
+            raise EngineUnreachable(
+                f"a server that was not started here answers at {self.url} (its api key is another): give a "
+                "free port=, or its URL as engine vllm:URL"
+            )
+        return own == 200 and (strange in _REFUSED or not self.api_key)
 
     def _tail(self, begin: int) -> str:
         with self.log.open("rb") as stream:
@@ -186,10 +211,19 @@ class VLLMServer:
         """Whether the server process runs."""
         return self._guard is not None and self._guard.poll() is None
 
-    def restart(self, *, startup_timeout: float = 900.0) -> None:
-        """Ends the server and starts it again at the same URL; adapters are forgotten."""
+    def restart(self, *, startup_timeout: float | None = None) -> None:
+        """Ends the server and starts it again at the same URL; adapters are forgotten.
+
+        Args:
+            startup_timeout: seconds until it must serve, from now on; as it was launched with if None.
+
+        Raises:
+            EngineUnreachable: it ended, or does not serve in time; the end of its log is shown.
+        """
+        if startup_timeout is not None:
+            self._startup_timeout = startup_timeout
         self.close()
-        self._start(startup_timeout)
+        self._start()
 
     def close(self) -> None:
         """Ends the server and all its processes; returns when they are gone. Idempotent."""
@@ -252,6 +286,17 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _require_free(port: int) -> None:
+    if not 0 < port < 65_536:
+        raise ConfigError(f"port must be 1 to 65535, got {port}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended do not matter
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(f"port {port} cannot be served at ({error}): give another port=") from error
 
 
 def _log_file() -> Path:
