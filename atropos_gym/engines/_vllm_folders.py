@@ -25,8 +25,10 @@ class SharedFolder:
 
         No copy's path was ever used before: a server takes what it cached of a path for what is there now.
         """
-        if self._shared is None or folder.is_relative_to(self._shared):
+        if self._shared is None:
             return folder
+        if folder.is_relative_to(here := self._shared.resolve()):
+            return self._shared / folder.relative_to(here)  # the server may have it under that path alone
         self._shared.mkdir(parents=True, exist_ok=True)
         copy = self._shared / f"{name}-{secrets.token_hex(4)}"
         unfinished = copy.with_name(f".{copy.name}.unfinished")

@@ -11,7 +11,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,7 +298,7 @@ class VLLMEngine(ServesVersions):
                 not grow; whatever was served goes on being served.
             EngineUnreachable: no replica could be reached.
         """
-        folder = Path(adapter).expanduser().absolute()
+        folder = Path(adapter).expanduser().resolve()  # a link may lead elsewhere when it is read again
 
         async def load() -> None:
             if self.swap == "restart" and self._server is not None:
@@ -311,7 +311,7 @@ class VLLMEngine(ServesVersions):
     @asynccontextmanager
     async def trial(self, adapter: str | Path) -> AsyncIterator[Hold]:
         """Serves an adapter under a negative version number within the context only; never the newest."""
-        folder = Path(adapter).expanduser().absolute()
+        folder = Path(adapter).expanduser().resolve()
 
         async def load(number: int) -> None:
             await self._load(number, f"{self.run}-trial-{secrets.token_hex(4)}", folder)
@@ -396,12 +396,13 @@ class VLLMEngine(ServesVersions):
     def shutdown(self) -> None:
         """Refuses everything from now on, unloads the adapters and closes connections. Idempotent."""
         self._versions.close()
-        if not self._thread.closed:
-            self._thread.wait(self._disconnect())
-            self._thread.close()
-            self._folders.clear()
-        if self._server is not None:
-            self._server.close()
+        with ExitStack() as ends:  # in reverse, each of them whatever fails
+            if self._server is not None:
+                ends.callback(self._server.close)
+            if not self._thread.closed:
+                ends.callback(self._folders.clear)
+                ends.callback(self._thread.close)
+                self._thread.wait(self._disconnect())
 
     async def close(self) -> None:
         """``shutdown`` without blocking the caller's event loop. Idempotent."""
@@ -413,5 +414,7 @@ class VLLMEngine(ServesVersions):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for replica in self._router.replicas:
-            await replica.close()
+        closing = (replica.close() for replica in self._router.replicas)
+        for end in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end

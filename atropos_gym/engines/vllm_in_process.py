@@ -180,6 +180,8 @@ class AsyncLLMEndpoint(Endpoint):
             raise EngineError(f"vLLM in this process died: {error}; make the engine anew") from error
         except ValueError as error:
             return _error(400, str(error))
+        except Exception as error:
+            raise EngineError(f"vLLM in this process failed: {type(error).__name__}: {error}") from error
         if last is None:
             raise EngineError("vLLM in this process ended a request without an answer")
         return Told(200, as_choices(last))
@@ -219,7 +221,10 @@ class AsyncLLMEndpoint(Endpoint):
         request = self._adapters.pop(name, None)
         if request is None:
             return _error(404, f"{name} cannot be found")
-        await self._llm.remove_lora(request.lora_int_id)
+        try:
+            await self._llm.remove_lora(request.lora_int_id)
+        except Exception as error:
+            raise EngineError(f"vLLM in this process did not remove adapter {name}: {error}") from error
         return Told(200, {})
 
     async def close(self) -> None:

@@ -581,6 +581,32 @@ def test_closing_unloads_what_it_loaded(adapter: Adapter) -> None:
     engine.shutdown()  # again is no error
 
 
+def test_a_link_that_leads_elsewhere_is_another_folder(adapter: Adapter, tmp_path: Path) -> None:
+    """``latest`` is published as 1 and, after it was pointed elsewhere, as 2; then the server restarts."""
+    fake, latest = FakeVLLM(), tmp_path / "latest"
+    one, two = adapter(1), adapter(2)
+    latest.symlink_to(one)
+    with fake.engine() as engine:
+        run(engine.publish(1, latest))
+        before = run(sample(engine))
+        latest.unlink()
+        latest.symlink_to(two)
+        run(engine.publish(2, latest))
+        fake.restart()
+        assert run(sample(engine, 1)) == before != run(sample(engine, 2))
+        assert [fake.adapters[f"r0-v{k}"].root for k in (1, 2)] == [str(one), str(two)]
+
+
+def test_what_is_in_adapter_dir_keeps_the_path_that_both_see(tmp_path: Path) -> None:
+    fake, mounted = FakeVLLM(), tmp_path / "mounted"
+    mounted.mkdir()
+    (tmp_path / "shared").symlink_to(mounted)
+    inside = write_adapter(tmp_path / "shared" / "v1", adapter_tensors(tiny_llama()))
+    with fake.engine(adapter_dir=tmp_path / "shared") as engine:
+        run(engine.publish(1, inside))
+        assert fake.adapters["r0-v1"].root == str(inside)
+
+
 def test_an_unload_that_is_refused_keeps_the_folder(adapter: Adapter) -> None:
     fake = FakeVLLM()
     with fake.engine(retries=0) as engine:

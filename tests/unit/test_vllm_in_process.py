@@ -228,6 +228,22 @@ def test_versions_are_added_before_they_are_named_and_removed_after(
     assert not llm.made[0].adapters
 
 
+def test_an_adapter_that_vllm_does_not_remove_is_one_line(
+    llm: type[FakeAsyncLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remove_lora(self: FakeAsyncLLM, number: int) -> bool:
+        raise RuntimeError("a bug")
+
+    with opened(tmp_path) as engine:
+        for version in (1, 2):
+            tensors = adapter_tensors(tiny_llama(), seed=version)
+            run(engine.publish(version, write_adapter(tmp_path / f"v{version}", tensors)))
+        monkeypatch.setattr(llm, "remove_lora", remove_lora)
+        with pytest.raises(EngineError, match="did not remove adapter r0-v1: a bug"):
+            run(engine.retire(1))
+    assert llm.made[0].down == 1, "vLLM is ended all the same"
+
+
 def test_a_cancelled_request_ends_the_generation(llm: type[FakeAsyncLLM], tmp_path: Path) -> None:
     async def main() -> None:
         with opened(tmp_path) as engine:
@@ -303,7 +319,11 @@ def test_samples_in_another_order_are_matched_by_index(llm: type[FakeAsyncLLM], 
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(EngineDeadError("core"), "died: core; make the engine anew"), (ValueError("no"), "refused .* 400 no")],
+    [
+        (EngineDeadError("core"), "died: core; make the engine anew"),
+        (ValueError("no"), "refused .* 400 no"),
+        (RuntimeError("a bug"), "failed: RuntimeError: a bug"),
+    ],
 )
 def test_what_vllm_raises_is_one_line(
     llm: type[FakeAsyncLLM], tmp_path: Path, error: Exception, message: str
