@@ -15,7 +15,7 @@ from typing import Any
 from atropos_gym.engines._remote import Answer, Endpoint, Passing, RetryPolicy
 from atropos_gym.engines._vllm_adapters import already_loaded, load_refusal
 from atropos_gym.engines._vllm_wire import completion_body, read_completions
-from atropos_gym.engines.base import Completion, SamplingParams
+from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import EngineError, EngineTimeout, EngineUnreachable, VersionExpired
 
 __all__ = ["VLLMReplica"]
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _LONGEST_LOOK = 5.0
 #: A server whose engine is dead says so to every request, until its process ends.
 _DYING = "EngineCore encountered an issue"
+#: Samples of one id each, by which a server is known again.
+_PROBES = 16
 #: Mean difference of logprobs, in nats, that rounding explains in any precision.
 _NOISE = 0.1
 
@@ -38,7 +40,9 @@ class VLLMReplica:
         policy: how often a failed try is repeated.
         timeout: seconds for an answer about models and adapters, all tries together.
         restart_timeout: seconds that requests wait for a server that was there and is gone.
-        counters: shared with the engine; ``restored`` counts adapters loaded again.
+        counters: shared with the engine; ``restored`` counts adapters loaded again, ``not_recognised``
+            restarts after which there was nothing to compare.
+        seeded: whether the server honours seeds, so that it draws the same ids after a restart.
 
     Attributes:
         adapters: folders by name: what the server should have.
@@ -52,6 +56,7 @@ class VLLMReplica:
         *,
         timeout: float,
         restart_timeout: float,
+        seeded: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self.adapters: dict[str, Path] = {}
@@ -60,7 +65,10 @@ class VLLMReplica:
         self._restart_timeout = restart_timeout
         self._counters = counters
         self._restoring = asyncio.Lock()
-        self._sample: Completion | None = None
+        self._seeded = seeded
+        self._sample: dict[int, float] | None = None
+        self._breaks = 0  # connections that broke: another server may be there since
+        self._compared = 0  # of them, those after which it was seen to be the same
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -118,6 +126,7 @@ class VLLMReplica:
         failures += 1
         if error.reason == "connection" and self.endpoint.seen:
             self.endpoint.down = True
+            self._breaks += 1
             self._watch()
         if failures <= self._policy.retries:
             await asyncio.sleep(self._policy.pause(failures, error.after))
@@ -230,29 +239,47 @@ class VLLMReplica:
         """Samples the base once, to know the server again after a restart."""
         self._sample = await self._probe(model)
 
-    async def _compare(self, model: str) -> None:
-        """Refuses a server that now gives other logprobs: started with another mode, dtype or model."""
-        if self._sample is None:
-            return
-        before, after = self._sample, await self._probe(model)
-        equal = 0
-        while before.ids[: equal + 1] == after.ids[: equal + 1] and equal < len(before.ids):
-            equal += 1
-        then, now = (sample.logprobs or () for sample in (before, after))
-        difference = sum(abs(a - b) for a, b in zip(then[:equal], now[:equal], strict=True))
-        if difference > _NOISE * equal:
-            raise EngineError(
-                f"{self.url} was restarted with other settings: the ids {list(before.ids[:equal])} had the "
-                f"logprobs {then[:equal]} and now have {now[:equal]}; start it with the same flags"
-            )
+    async def recognise(self, model: str) -> None:
+        """Refuses a server that is another one since connections to it broke; asked before answers count.
 
-    async def _probe(self, model: str) -> Completion:
-        params = SamplingParams(max_tokens=8, temperature=0.7)
+        Raises:
+            EngineError: it was started with another mode, dtype or model.
+        """
+        if self._compared == self._breaks:
+            return
+        async with self._restoring:
+            if self._compared != self._breaks:
+                await self._compare(model)
+
+    async def _compare(self, model: str) -> None:
+        """Refuses a server that now gives other logprobs to the ids that it draws."""
+        breaks = self._breaks
+        if self._sample:
+            before, after = self._sample, await self._probe(model)
+            both = sorted(before.keys() & after.keys())
+            if not both and self._seeded:
+                raise EngineError(
+                    f"{self.url} was restarted as another server: under the same seeds it draws ids "
+                    f"{sorted(after)[:8]} and drew {sorted(before)[:8]}; start it with the same model and "
+                    "flags"
+                )
+            if sum(abs(before[i] - after[i]) for i in both) > _NOISE * len(both):
+                raise EngineError(
+                    f"{self.url} was restarted with other settings: the ids {both} had the logprobs "
+                    f"{[before[i] for i in both]} and now have {[after[i] for i in both]}; start it with the "
+                    "same flags"
+                )
+            self._counters["not_recognised"] += not both
+        self._compared = breaks
+
+    async def _probe(self, model: str) -> dict[int, float]:
+        """Returns the logprobs of some first ids."""
+        params = SamplingParams(max_tokens=1, temperature=0.7)
         prompt = list(range(1, 9))
-        body = completion_body(model, prompt, params, 1, seed=0x5EED, max_tokens=8)
+        body = completion_body(model, prompt, params, _PROBES, seed=0x5EED, max_tokens=1)
         answer = await self.ask("POST", "/v1/completions", body)
-        [[completion]] = read_completions(answer.data, [prompt], params, 1)
-        return completion
+        [samples] = read_completions(answer.data, [prompt], params, _PROBES)
+        return {sample.ids[0]: sample.logprobs[0] for sample in samples if sample.ids and sample.logprobs}
 
     def _watch(self) -> asyncio.Task[None]:
         """Looks for a server that is gone until it is back; one look for all who wait."""

@@ -164,6 +164,7 @@ class Requests:
                 failed = await replica.after(error, failed)
                 continue
             if answer.status == 200:
+                await replica.recognise(self._model)
                 return replica, answer.data
             if _is_forgotten(answer) and name != self._model and restored <= self._policy.retries:
                 restored += 1

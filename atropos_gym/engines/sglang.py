@@ -44,6 +44,8 @@ class SGLangEngine(VLLMEngine):
         ``[c] = await engine.generate(ids, SamplingParams(max_tokens=16, seed=7))``.
     """
 
+    _seeded = False
+
     def _open(self, url: str, api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> Endpoint:
         return SGLangEndpoint(url, api_key, transport=transport)
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from atropos_gym.engines._ids import as_ids, check_ids
 from atropos_gym.engines._loop import LoopThread
@@ -136,7 +136,12 @@ class VLLMEngine(ServesVersions):
         self._router = Router(
             [
                 VLLMReplica(
-                    endpoint, policy, self.counters, timeout=request_timeout, restart_timeout=restart_timeout
+                    endpoint,
+                    policy,
+                    self.counters,
+                    timeout=request_timeout,
+                    restart_timeout=restart_timeout,
+                    seeded=self._seeded,
                 )
                 for endpoint in endpoints
             ]
@@ -172,6 +177,9 @@ class VLLMEngine(ServesVersions):
         return f"VLLMEngine({urls}, {self.model!r}, newest={self.newest}, live={list(self.live_versions)})"
 
     # -- what other kinds of engine do otherwise ---------------------------------------------------------
+
+    #: Whether the same seed draws the same ids.
+    _seeded: ClassVar[bool] = True
 
     def _open(self, url: str, api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> Endpoint:
         """Returns what is asked at a URL: it has vLLM's routes, whatever is behind it."""

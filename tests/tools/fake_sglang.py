@@ -26,12 +26,13 @@ class FakeSGLang:
         max_rank: as the flag.
         max_model_len: context.
         seeded: whether --enable-deterministic-inference was given: without it seeds are ignored.
-        vocabulary: samples are of ids below it.
+        ids: that are sampled.
         mangle: changes the list of answers of a ``/generate`` before it is sent.
 
     Attributes:
         asked: (path, body) of all requests.
         adapters: folders by name.
+        settings: whatever else its logprobs depend on.
         failures: answers that come before anything else, one a request to ``/generate``.
     """
 
@@ -42,18 +43,19 @@ class FakeSGLang:
         max_rank: int = 16,
         max_model_len: int = 200,
         seeded: bool = True,
-        vocabulary: int = 256,
+        ids: range = range(256),
         mangle: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
         self.lora = lora
         self.max_rank = max_rank
         self.max_model_len = max_model_len
         self.seeded = seeded
-        self.vocabulary = vocabulary
+        self.ids = ids
         self._random = random.Random(0)
         self.mangle = mangle or (lambda answers: answers)
         self.asked: list[tuple[str, Any]] = []
         self.adapters: dict[str, str] = {}
+        self.settings = ""
         self.failures: list[httpx.Response | Exception] = []
 
     @contextmanager
@@ -111,11 +113,12 @@ class FakeSGLang:
         self, request_id: str, prompt: list[int], params: dict[str, Any], name: str | None
     ) -> dict[str, Any]:
         seed = params["sampling_seed"] if self.seeded else self._random.random()
-        rng = random.Random(f"{seed}{prompt}{name}{params['temperature']}")
+        weights = f"{self.settings}{prompt}{name}{params['temperature']}"
+        rng = random.Random(f"{seed}{weights}")
         ids: list[int] = []
         finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
         for _ in range(params["max_new_tokens"]):
-            ids.append(rng.randrange(self.vocabulary))
+            ids.append(rng.choice(self.ids))
             if ids[-1] in params["stop_token_ids"]:
                 finish = {"type": "stop", "matched": ids[-1]}
                 break
@@ -129,7 +132,10 @@ class FakeSGLang:
                 "completion_tokens": len(ids),
                 "cached_tokens": len(prompt) - 1,
                 "weight_version": "default",
-                "output_token_logprobs": [[-rng.random(), value, None] for value in ids],
+                "output_token_logprobs": [
+                    [-random.Random(f"{weights}{ids[: place + 1]}").random(), value, None]
+                    for place, value in enumerate(ids)
+                ],
                 "input_token_logprobs": [],
             },
         }

@@ -243,11 +243,28 @@ def test_check_finds_what_is_missing() -> None:
         assert "start SGLang with --enable-lora" in wrong.detail
 
 
-@pytest.mark.parametrize("vocabulary", [4, 16, 256])
-def test_a_server_that_ignores_seeds_is_fit(vocabulary: int) -> None:
-    with FakeSGLang(seeded=False, vocabulary=vocabulary).engine() as engine:
+@pytest.mark.parametrize("size", [4, 16, 256])
+def test_a_server_that_ignores_seeds_is_fit(size: int) -> None:
+    with FakeSGLang(seeded=False, ids=range(size)).engine() as engine:
         findings = run(engine.check())
     assert fit(findings), findings
+
+
+def test_a_restarted_server_is_known_by_the_ids_that_it_draws_again() -> None:
+    fake = FakeSGLang(seeded=False, ids=range(4))
+    with fake.engine() as engine:
+        engine._thread.wait(engine._router.replicas[0].remember("m"))
+        fake.failures.append(httpx.ReadError("gone"))
+        ask(engine)
+        assert engine.counters["not_recognised"] == 0
+        fake.failures.append(httpx.ReadError("gone"))
+        fake.ids = range(100, 104)  # no seed promises that any of them is drawn again
+        ask(engine)
+        assert engine.counters["not_recognised"] == 1
+        fake.failures.append(httpx.ReadError("gone"))
+        fake.ids, fake.settings = range(4), "raw"
+        with pytest.raises(EngineError, match="was restarted with other settings"):
+            ask(engine)
 
 
 def test_specs() -> None:

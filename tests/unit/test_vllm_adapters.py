@@ -514,6 +514,59 @@ def test_d20_the_probe_of_the_start_is_repeated(adapter: Adapter) -> None:
             run(sample(engine))
 
 
+Change = Callable[[FakeVLLM], None]
+
+
+def raw(fake: FakeVLLM) -> None:
+    fake.processed = False
+
+
+def another(fake: FakeVLLM) -> None:
+    """A model so different that it draws other ids under the same seeds."""
+    fake.script = lambda prompt, seed, request: [seed % 3] * request["max_tokens"]
+
+
+@pytest.mark.parametrize("change", [raw, another])
+@pytest.mark.parametrize("version", [0, 1])
+def test_d20_a_server_that_is_another_one_now_is_refused(
+    adapter: Adapter, change: Change, version: int
+) -> None:
+    """With adapters, which it has forgotten, and without any, where only connections tell of the restart."""
+    fake = FakeVLLM(script=lambda prompt, seed, request: [100 + seed % 3] * request["max_tokens"])
+    with fake.engine() as engine:
+        run(engine.check())
+        if version:
+            run(engine.publish(version, adapter(version)))
+        fake.restart()
+        fake.inject("reset")
+        assert len(run(sample(engine))) == 8, "it is the same"
+        right = fake.script
+        fake.restart()
+        fake.inject("reset")
+        change(fake)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="was restarted (with other settings|as another server)"):
+                run(sample(engine))
+        fake.restart()
+        fake.processed, fake.script = True, right
+        assert len(run(sample(engine))) == 8, "started as it was, it is taken again"
+
+
+def test_d20_a_broken_connection_is_followed_by_one_probe() -> None:
+    fake = FakeVLLM()
+
+    async def main(engine: VLLMEngine) -> None:
+        await engine.check()
+        fake.inject("reset", times=5)
+        fake.requests.clear()
+        await asyncio.gather(*(sample(engine) for _ in range(20)))
+        await asyncio.gather(*(sample(engine) for _ in range(20)))
+
+    with fake.engine() as engine:
+        run(main(engine))
+    assert len([body for body in fake.asked() if body["n"] == 16]) == 1
+
+
 def test_a_trial_is_no_version(adapter: Adapter) -> None:
     fake = FakeVLLM()
 
