@@ -7,6 +7,7 @@ at most 1 s and 2 s between them whatever ``Retry-After`` says, and loses its gr
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,7 +15,11 @@ import httpx
 import pytest
 from server_tools import LocalServer, group
 
+from atropos_gym.batch_server.bodies.codings import zstd
+from atropos_gym.batch_server.bodies.reading import plain_groups
 from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
+from atropos_gym.batch_server.http import requests
+from atropos_gym.batch_server.http.asgi import BODY
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.wire import ScoredDataGroup
 
@@ -222,6 +227,66 @@ def test_room_that_appears_while_a_post_is_held_lets_it_in() -> None:
     server.run(story())
     assert (sender.attempts, sender.lost) == (1, 0)
     assert server.get("/status")["queue_size"] == 1
+
+
+@pytest.mark.parametrize("coding", ["identity", "zstd"])
+def test_bodies_count_as_they_come_until_they_are_read(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server(soft_groups=1)
+    server.send(8)  # a batch can be formed: the next post is held
+    desk = server.app.state.desk
+    plain = json.dumps(group(8, images="x" * 200_000)).encode()
+    body = plain if coding == "identity" else zstd.compress(plain)
+    while_parsed: list[int] = []
+
+    def parsed(*arguments: Any) -> Any:
+        while_parsed.append(desk.arriving)
+        return plain_groups(*arguments)
+
+    monkeypatch.setattr(requests, "plain_groups", parsed)
+    scopes: list[dict[str, Any]] = []
+
+    async def app(scope: dict[str, Any], *rest: Any) -> None:
+        scopes.append(scope)
+        await server.app(scope, *rest)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        assert 100_000 < desk.arriving <= len(plain)
+        yield body[-1:]
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(app=app)
+        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
+            post = asyncio.create_task(http.post("/scored_data", content=pieces(), headers=headers))
+            await until(lambda: desk.held_posts == 1)
+            while_held = desk.arriving, scopes[0][BODY]
+            desk.close()
+            assert (await post).json()["status"] == "received"
+            assert while_held == (0, b"")
+
+    server.run(story())
+    assert while_parsed == [len(plain)] and desk.arriving == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "headers", "status"),
+    [
+        ("/scored_data", b"{" * 5000, {}, 422),
+        ("/scored_data", b"x" * 5000, {"Content-Encoding": "gzip"}, 400),
+        ("/scored_data", b"x" * 20_000, {}, 413),
+        ("/scored_data", b"5", {"Idempotency-Key": "k" * 200}, 422),
+        ("/register", b"{" * 5000, {}, 422),
+        ("/nowhere", b"{" * 5000, {}, 404),
+    ],
+)
+def test_refused_bodies_count_no_longer(
+    path: str, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    server = make_server(max_body_bytes=10_000)
+    form = {"Content-Type": "application/json", **headers}
+    assert server.call("POST", path, content=content, headers=form).status_code == status
+    assert server.app.state.desk.arriving == 0
 
 
 def test_leased_and_buffered_groups_count_for_the_hard_limit() -> None:

@@ -18,7 +18,7 @@ from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.state.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
 
-__all__ = ["BODY", "Bodies", "Saved"]
+__all__ = ["BODY", "Bodies", "Saved", "drop_body"]
 
 SAVE_SOON = 0.02
 """Seconds until what follows an answer is saved: that it has arrived, or that a batch was read."""
@@ -139,8 +139,6 @@ class Bodies:
             await _later("queue full")(scope, receive, send)
             return
         limit = self.max_bytes if brings_groups else min(self.max_bytes, SETTINGS_BYTES)
-        arriving = min(_length(headers), limit) if brings_groups else 0
-        self.desk.arriving += arriving
         try:
             scope[BODY] = await self._read(headers, receive, limit)
         except _Left:
@@ -150,29 +148,49 @@ class Bodies:
                 self.desk.store.count_refused(None, 1, f"status_{refusal.status}")
             await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
             return
+        try:
+            await self.app(scope, receive, send)
         finally:
-            self.desk.arriving -= arriving
-        await self.app(scope, receive, send)
+            drop_body(self.desk, scope)
 
     def _has_room(self) -> bool:
         return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
 
     async def _read(self, headers: Headers, receive: Receive, limit: int) -> bytes:
+        """The body, which counts as arriving until it is dropped."""
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", *CODINGS):
             raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
         if _length(headers) > limit:
             raise _too_large(limit)
+        counted = _length(headers)
+        self.desk.arriving += counted
+        kept: list[bytes] = []
+        size = 0
         try:
             async with asyncio.timeout(self.seconds):
                 pieces = _bounded(_chunks(receive), limit)
                 if coding != "identity":
                     pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
-                return b"".join([piece async for piece in pieces])
+                async for piece in pieces:
+                    kept.append(piece)
+                    size += len(piece)
+                    self.desk.arriving += max(0, size - counted)
+                    counted = max(counted, size)
+            self.desk.arriving += size
+            return b"".join(kept)
         except TimeoutError:
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
         except BrokenStream as error:
             raise _Refusal(400, str(error)) from None
+        finally:
+            self.desk.arriving -= counted
+
+
+def drop_body(desk: Desk, scope: Scope) -> None:
+    """Forgets a request's body once it was read: its answer may be held for long."""
+    desk.arriving -= len(scope[BODY])
+    scope[BODY] = b""
 
 
 def _length(headers: Headers) -> int:

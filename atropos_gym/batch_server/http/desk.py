@@ -45,7 +45,8 @@ class Desk:
         audience: who hears what happens here.
         held_posts: posts that wait because too much is queued.
         hold_seconds: for which posts have been held so far, all together.
-        arriving: bytes of posts whose bodies are being read, as far as their senders say.
+        arriving: bytes of the bodies in memory, or that their senders have announced, until these are read
+            to the end and parsed.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:

@@ -14,7 +14,7 @@ from atropos_gym.batch_server.bodies.details import validation_details
 from atropos_gym.batch_server.bodies.exact import parse_body
 from atropos_gym.batch_server.bodies.reader_process import Lost, reader
 from atropos_gym.batch_server.bodies.reading import GroupsRefused, exact_groups, plain_groups
-from atropos_gym.batch_server.http.asgi import BODY
+from atropos_gym.batch_server.http.asgi import BODY, drop_body
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.state.intake import Incoming
 
@@ -60,7 +60,13 @@ async def read_groups(desk: Desk, request: Request, *, many: bool) -> list[Incom
     Raises:
         GroupsRefused: 400, 413, 415, 422, or 503 where memory is short; then none of the groups may be kept.
     """
-    body, media_type = request.scope[BODY], _media_type(request)
+    try:
+        return await _read_groups(desk, request.scope[BODY], _media_type(request), many)
+    finally:
+        drop_body(desk, request.scope)
+
+
+async def _read_groups(desk: Desk, body: bytes, media_type: str, many: bool) -> list[Incoming]:
     if len(body) > SMALL_BYTES:
         await desk.turn()
     foreign_masks = desk.store.limits.foreign_masks
