@@ -1,4 +1,8 @@
-"""Follows the trainer's policy: loads each version into the engine, and says which ones are still used."""
+"""Follows the trainer's policy: loads each version into the engine, and says which ones are still used.
+
+A run that had ended before the first look was somebody else's: its last version is not loaded, for its folder
+may be gone, and its end is not the end of what follows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from pathlib import Path
 
 from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.engines.base import Engine
-from atropos_gym.errors import ConfigError, TokenizerMismatch
+from atropos_gym.errors import ConfigError, ServerError, TokenizerMismatch
 from atropos_gym.wire import Policy
 
 __all__ = ["Follower"]
@@ -28,7 +32,7 @@ class Follower:
     Attributes:
         version: newest one that the engine has from the trainer; None before the first.
         published: all that it was given, in order.
-        finished: the trainer has ended its run.
+        finished: the trainer has ended its run, which had not ended when we came.
         news: set whenever something was heard.
     """
 
@@ -40,6 +44,15 @@ class Follower:
         self._engine = engine
         self._url = without_token(url)
         self._run = ""  # of the newest version
+        self._before: object = None  # the run that had ended before the first look; None before that look
+
+    async def begin(self, client: AsyncBatchClient) -> None:
+        """Looks for the first time; ``follow`` does that too, if nobody did before."""
+        try:
+            self._note(await client.policy())
+        except ServerError as error:
+            if error.status != 404:  # the original API has no policy
+                raise
 
     async def follow(self, client: AsyncBatchClient, env_id: int | None) -> None:
         """Asks once for what is newer, which waits at the server; loads it.
@@ -54,11 +67,14 @@ class Follower:
         asked_at = loop.time()
         after = -1 if self.version is None else self.version
         policy = await client.policy(after, FOLLOW, env_id, self._held())
-        if policy.version is not None and self.is_new(policy):
+        self._note(policy)
+        ours = _mark(policy) != self._before
+        finished = policy.finished and ours
+        if policy.version is not None and ours and self.is_new(policy):
             await self._take_over(policy)
-        elif loop.time() - asked_at < LOOK_AGAIN and not policy.finished:
+        elif loop.time() - asked_at < LOOK_AGAIN and not finished:
             await asyncio.sleep(LOOK_AGAIN)
-        self.finished = policy.finished
+        self.finished = finished
         self.news.set()
 
     async def look(self, client: AsyncBatchClient) -> None:
@@ -69,6 +85,10 @@ class Follower:
         """
         if self.version is not None and (policy := await client.policy()).version is not None:
             self.is_new(policy)
+
+    def _note(self, policy: Policy) -> None:
+        if self._before is None:
+            self._before = _mark(policy) if policy.finished else ()
 
     def is_new(self, policy: Policy) -> bool:
         """Whether a version is still to be loaded.
@@ -119,3 +139,8 @@ class Follower:
         """Versions whose folders the learner must leave alone."""
         live = getattr(self._engine, "live_versions", None)
         return [version for version in live if version > 0] if live is not None else self.published[-3:]
+
+
+def _mark(policy: Policy) -> tuple[object, ...]:
+    """What tells one publication from another, also where both are of the same version."""
+    return (policy.run, policy.version, policy.published_at)

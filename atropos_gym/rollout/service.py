@@ -1,9 +1,10 @@
 """EnvironmentService: a collector that posts to a batch server, for as long as a trainer learns.
 
 It waits for the server and the trainer, registers, loads each version that appears at ``/policy`` into its
-engine and confirms it, collects what is wanted, posts it, and leaves when the run is finished. A server that
-goes away is waited for; one that has forgotten the service is told again. With a state file it goes on where
-it was, and with a spool no group that was played to its end is lost, whatever is killed.
+engine and confirms it, collects what is wanted, posts it, and leaves when the run is finished; one that was
+finished before it came was another's, and it waits for the next. A server that goes away is waited for; one
+that has forgotten the service is told again. With a state file it goes on where it was, and with a spool no
+group that was played to its end is lost, whatever is killed.
 
 Two ways of working, as the trainer registered: with ``max_policy_lag=0`` exactly the groups that the newest
 version still lacks are played; otherwise groups are played ahead, a few batches at most.
@@ -209,6 +210,7 @@ class EnvironmentService:
         )
         self._client = client
         try:
+            await self._follower.begin(client)
             await self._register(client)
             await client.post_left()
             yield client
@@ -313,10 +315,17 @@ class EnvironmentService:
         status = await self._look(client)
         if status is None or self._over:
             return
-        if _exact(status):
+        if status.get("finished") or self._behind(status):
+            await self._follower.wait(LOOK_AGAIN)
+        elif _exact(status):
             await self._make_exactly(client, status)
         else:
             await self._make_ahead(client, status)
+
+    def _behind(self, status: Mapping[str, Any]) -> bool:
+        """Whether a trainer that counts the lag has versions of which the engine has none yet."""
+        counts = status.get("max_policy_lag") is not None and status.get("policy_version") is not None
+        return counts and self.version is None
 
     async def _make_exactly(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
         """Plays what the newest version still lacks, or waits for a newer one."""
@@ -348,7 +357,7 @@ class EnvironmentService:
                         else:
                             await self._follower.wait(LOOK_AGAIN)
                         now = await self._look(client)
-                        if now is None or self._over or _exact(now):
+                        if now is None or self._over or now.get("finished") or _exact(now):
                             return
                         status = now
                 finally:

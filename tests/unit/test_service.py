@@ -232,6 +232,53 @@ def test_the_service_leaves_when_the_run_is_finished() -> None:
     play(trains)
 
 
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_run_that_was_finished_before_the_service_came_is_neither_loaded_nor_its_end(lag: int) -> None:
+    """Its last adapter may be gone; the next trainer is waited for, and its end is the service's."""
+    network = Network()
+
+    async def first(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(3)
+        await trainer.take()
+        await trainer.finish()
+
+    async def second(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await asyncio.sleep(100)
+        assert service._env_id is not None, "it is there"
+        assert engine.published == [] and engine.calls == []
+        await trainer.client.register(
+            batch_size=20, groups_per_update=GROUPS, max_policy_lag=0, takeover=True
+        )
+        await asyncio.sleep(5)
+        assert engine.published == []
+        await trainer.publish(4)
+        assert versions(await trainer.take()) == [4] * GROUPS
+        await trainer.finish()
+
+    play(first, trainer={"lag": lag}, network=network)
+    engine = saying("ja")
+    service, _ = play(second, trainer={"run": "r2"}, network=network, engine=engine)
+    assert service.report["versions"] == [4]
+
+
+def test_a_trainer_that_publishes_the_finished_runs_last_version_again_is_followed() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(3)
+        await asyncio.sleep(10)
+        await trainer.take()
+        await trainer.finish()
+
+    async def again(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await asyncio.sleep(10)
+        await trains(trainer, service, network)
+
+    _, network = play(trains, trainer={"lag": 1})
+    service, _ = play(again, trainer={"lag": 1}, network=network)
+    assert service.report["versions"] == [3]
+
+
 def test_groups_that_the_trainer_lost_are_played_again() -> None:
     async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
         await trainer.start()

@@ -594,6 +594,21 @@ def test_a_run_ends_and_a_new_one_begins() -> None:
     assert not store.policy(NOW).finished
 
 
+def test_a_trainer_that_registers_begins_where_a_run_has_ended() -> None:
+    store = MemoryStore()
+    publish(store, 3, tokenizer_fingerprint="a")
+    store.publish(PolicyUpdate(run="r", finished=True), NOW)
+    store.register(registration(), NOW + 1)
+    policy = store.policy(NOW + 1)
+    assert not policy.finished and not store.status()["finished"]
+    assert (policy.version, policy.run, policy.published_at) == (3, "r", NOW), "the next one is above it"
+    again = PolicyUpdate(run="r", version=3, model_name="r-v3", tokenizer_fingerprint="a")
+    store.publish(again, NOW + 2)
+    assert store.policy(NOW + 2).published_at == NOW + 2, (
+        "the same weights, for the trainer that is there now"
+    )
+
+
 def test_the_first_tokenizer_stays_unless_forced() -> None:
     store = MemoryStore()
     publish(store, 0, tokenizer_fingerprint="a")

@@ -94,9 +94,11 @@ class MemoryStore(Readings):
         """Does what is due: leases run out, buffers are released, silent environments leave."""
         self._now = now
         self._stock.expire(now)
-        for env in self._envs:
+        for env in list(self._envs.live.values()):
             if self._stock.queue.sequences_of[env.env_id]:
                 env.had_data_at = now
+            elif not env.connected and not env.buffer:
+                self._envs.retire(env)
             if env.connected and now - env.last_seen > self.limits.env_timeout:
                 self.disconnect_env(env.env_id)
             for part in env.release_older(now - self.limits.buffer_seconds):
@@ -123,6 +125,7 @@ class MemoryStore(Readings):
         self._stock.config = settings
         self._stock.step = max(self._stock.step, settings.starting_step)
         self._stock.sweep()
+        self._policies.begin()
         return trainer_id
 
     def trainer_seen(self, now: float, trainer_id: str | None = None) -> None:
@@ -161,6 +164,11 @@ class MemoryStore(Readings):
         self._marks.env(env)
         for part in env.release_older(float("inf")):
             self._stock.put([part])
+
+    def env_name(self, env_id: int) -> str | None:
+        """The name that an environment wished for; None where there is no such number."""
+        env = self._envs.find(env_id)
+        return None if env is None else env.settings.desired_name
 
     # Groups.
 

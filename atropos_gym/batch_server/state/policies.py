@@ -33,6 +33,10 @@ class PolicyBoard:
         """Whether the current run has ended."""
         return self._policy.finished
 
+    def begin(self) -> None:
+        """A trainer has come: the run that ended before it is nobody's end any more."""
+        self._policy = self._policy.model_copy(update={"finished": False})
+
     def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> bool:
         """Takes a learner's newest version, or the end of its run.
 
@@ -58,6 +62,7 @@ class PolicyBoard:
             )
         if current.version is not None and update.version <= current.version:
             if self._same(update):
+                self._policy = current.model_copy(update={"published_at": now})
                 return False
             raise Conflict(
                 f"version {update.version} of run {update.run!r} does not follow version {current.version} "
