@@ -22,6 +22,7 @@ from atropos_gym.batch_server.bodies import codings
 from atropos_gym.batch_server.bodies.codings import BrokenStream, Inflater
 from atropos_gym.batch_server.bodies.forms import Form
 from atropos_gym.batch_server.bodies.msgpack import pack
+from atropos_gym.batch_server.http import asgi
 from atropos_gym.batch_server.limits import Limits
 
 zstd = codings.zstd
@@ -158,6 +159,33 @@ def test_members_without_content_have_an_end_too(coding: str) -> None:
 
     assert post(server, endless(), coding).status_code == 413
     assert served < 100
+
+
+@pytest.mark.parametrize("cut", [2**10, 2**30])
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_members_without_content_keep_nobody_waiting(coding: str, cut: int) -> None:
+    member = COMPRESS[coding](b"")
+    body = member * (4 * codings.FEED_BYTES // len(member) + 1)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def story() -> list[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), cut):
+                yield body[start : start + cut]
+
+        other = asyncio.create_task(others())
+        found = [piece async for piece in asgi._inflated(chunks(), Inflater(coding))]
+        other.cancel()
+        return found
+
+    assert asyncio.run(story()) == []
+    assert turns >= 3
 
 
 @pytest.mark.parametrize("coding", ["deflate", "br", "gzip, zstd", "zstd, gzip", "\x7f" * 300])

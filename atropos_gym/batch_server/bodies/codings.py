@@ -13,7 +13,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["BrokenStream", "Inflater", "Squeezer", "squeezer"]
+__all__ = ["FEED_BYTES", "BrokenStream", "Inflater", "Squeezer", "squeezer"]
 
 FEED_BYTES = 2**16
 """So much is looked at in one go: what lies behind the end of a short member is copied for the next one."""

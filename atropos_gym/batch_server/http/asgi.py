@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atropos_gym.batch_server.bodies.codings import BrokenStream, Inflater
+from atropos_gym.batch_server.bodies.codings import FEED_BYTES, BrokenStream, Inflater
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.state.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
@@ -214,11 +214,18 @@ async def _bounded(pieces: AsyncIterator[bytes], limit: int) -> AsyncIterator[by
 
 
 async def _inflated(chunks: AsyncIterator[bytes], inflater: Inflater) -> AsyncIterator[bytes]:
-    """What comes out of a coding; others get their turn after each large piece."""
+    """What comes out of a coding; others get their turn after each large piece, in or out."""
+    fed = 0
     async for chunk in chunks:
-        for piece in inflater.feed(chunk):
-            yield piece
-            if len(piece) == inflater.PIECE_BYTES:
+        for start in range(0, len(chunk), FEED_BYTES):
+            part = chunk[start : start + FEED_BYTES]
+            for piece in inflater.feed(part):
+                yield piece
+                if len(piece) == inflater.PIECE_BYTES:
+                    await asyncio.sleep(0)
+            fed += len(part)
+            if fed >= FEED_BYTES:  # nothing may come of it, and that can take as long
+                fed = 0
                 await asyncio.sleep(0)
     if not inflater.complete:
         raise BrokenStream(f"invalid {inflater.coding} body: it is cut off")
