@@ -78,6 +78,10 @@ class Store(Protocol):
         """Takes an environment out of weights and minimums until its next call."""
         ...
 
+    def env_name(self, env_id: int) -> str | None:
+        """The name that an environment wished for; None where there is no such number."""
+        ...
+
     def add_groups(self, incoming: Sequence[Incoming], now: float) -> list[Receipt]:
         """Accepts all groups or none."""
         ...

@@ -334,6 +334,20 @@ def test_an_environment_keeps_its_name_when_it_registers_again() -> None:
     }
 
 
+def test_nobody_is_listed_to_name_a_sender_that_never_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = with_tokenizer()
+    server.start()
+    for number in range(5):
+        server.add_env(desired_name=f"e{number}")
+    store = server.app.state.desk.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "envs", lambda: pytest.fail("all environments were listed"))
+        server.send(env_id=77), server.send(env_id=77), server.send(env_id=3)
+    server.send(env_id=server.add_env(desired_name="late"))
+    envs = server.get("/dashboard/data")["series"]["envs"]
+    assert {name: sum(one["groups"]) for name, one in envs.items()} == {"env 77": 2, "e3": 1, "late": 1}
+
+
 def test_trajectories_are_shown_by_pieces_or_by_number() -> None:
     for tokenizer, shown in (("bytes", "␁"), (None, "⟨1⟩")):
         server = with_tokenizer(tokenizer)

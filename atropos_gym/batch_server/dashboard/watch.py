@@ -47,7 +47,6 @@ class Dashboard:
         self.gallery = Gallery(None if tokenizer is None else _pieces(tokenizer), tokenizer)
         self.started_at = desk.clock.time()
         self._desk = desk
-        self._names: dict[int, str] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
 
     # What the routes tell it.
@@ -165,9 +164,10 @@ class Dashboard:
 
     def _name(self, env_id: int | None) -> str:
         """An environment's name: the same one after it has registered again."""
-        if env_id is not None and env_id not in self._names:
-            self._names = {env["env_id"]: env["name"] for env in self._desk.store.envs()}
-        return "unknown sender" if env_id is None else self._names.get(env_id, f"env {env_id}")
+        if env_id is None:
+            return "unknown sender"
+        name = self._desk.store.env_name(env_id)
+        return f"env {env_id}" if name is None else name
 
 
 class Pulse:

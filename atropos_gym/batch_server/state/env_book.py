@@ -86,11 +86,16 @@ class EnvRecord:
 
 
 class EnvBook:
-    """All environments that ever registered, by number."""
+    """All environments that ever registered, by number.
+
+    Attributes:
+        live: those that time matters to, by number: all that are connected, and others until :meth:`retire`.
+    """
 
     def __init__(self, marks: Marks | None = None) -> None:
         self._marks = marks or Marks()
         self._records: list[EnvRecord] = []
+        self.live: dict[int, EnvRecord] = {}
         self._names: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -117,6 +122,7 @@ class EnvBook:
         """Adds a record; they come in the order of their numbers."""
         self._names[record.settings.desired_name] += 1
         self._records.append(record)
+        self.live[record.env_id] = record
 
     def find(self, env_id: int | None) -> EnvRecord | None:
         """Returns the environment of this number; None where there is none."""
@@ -130,9 +136,14 @@ class EnvBook:
         if record is not None:
             if not record.connected:
                 self._marks.env(record)
+                self.live[record.env_id] = record
             record.last_seen = now
             record.connected = True
         return record
+
+    def retire(self, record: EnvRecord) -> None:
+        """Notes that nothing happens to an environment any more until its next call."""
+        del self.live[record.env_id]
 
     @property
     def connected(self) -> list[EnvRecord]:

@@ -133,7 +133,7 @@ class Stock:
 
     def _set_aside(self, unit: Unit, reason: str) -> None:
         unit.place = Place.GONE
-        self.tallies.set_aside[reason] += len(unit.groups)
+        self.tallies.count_set_aside(reason, len(unit.groups))
         self.groups_of_version -= self._of_version(unit)
         self._aside[unit.number] = self._marks.aside[unit.number] = reason
         self._marks.unit(unit)

@@ -10,8 +10,8 @@ from typing import Any, Self
 __all__ = ["Tallies"]
 
 MOST_NAMES = 100
-"""How many different unknown field names are kept apart; the rest counts as ``...``."""
-
+"""How many different unknown field names are kept apart; the rest counts as ``...``. As many reasons to set
+groups aside are, too; of the rest only what stands before a colon is told."""
 
 MOST_LAG = 1000
 """Groups that are further behind count as this far."""
@@ -66,6 +66,17 @@ class Tallies:
             name: Counter(value) if isinstance(value, dict) else value for name, value in state.items()
         }
         return cls(**values)
+
+    def count_set_aside(self, reason: str, groups: int) -> None:
+        """Counts groups that no trainer will get.
+
+        >>> tallies = Tallies(set_aside=Counter(map(str, range(MOST_NAMES))))
+        >>> tallies.count_set_aside("dropped by the trainer: loss 0.731", 2)
+        >>> tallies.set_aside.most_common(1)
+        [('dropped by the trainer', 2)]
+        """
+        known = reason in self.set_aside or len(self.set_aside) < MOST_NAMES
+        self.set_aside[reason if known else reason.partition(": ")[0]] += groups
 
     def count_lag(self, lag: int | None) -> None:
         """Counts a group that was handed over, with how many versions it was behind."""
