@@ -58,6 +58,8 @@ LAST_LOOK = 10.0
 OUTAGES = 5
 #: Posts in a row in which every group may be refused before the service gives up.
 REFUSALS = 3
+#: Times in a row that a server may have forgotten the service right after it registered.
+FORGOTTEN = 10
 
 
 class EnvironmentService:
@@ -139,12 +141,14 @@ class EnvironmentService:
         self._kept: dict[str, Any] | None = None  # what the spool says at the end
         self._client: AsyncBatchClient | None = None
         self._env_id: int | None = None
+        self._wandb_name: str | None = None  # what the server calls us
         self._last_step: int | None = None
         self._posted = 0
         self._unposted = 0  # played, and then no longer wanted
         self._refused: Counter[str] = Counter()
         self._refused_in_a_row = 0
         self._outages = 0  # in a row
+        self._forgotten = 0  # in a row
         self._evaluating = asyncio.Lock()
         self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
@@ -240,7 +244,7 @@ class EnvironmentService:
             if reply["status"] == "success":
                 break
             await self._follower.wait(LOOK_AGAIN)
-        self._env_id = reply["env_id"]
+        self._env_id, self._wandb_name = reply["env_id"], reply.get("wandb_name")
         self._note_end(reply)
         log.info("%s: registered as environment %s", self.name, self._env_id)
 
@@ -438,17 +442,29 @@ class EnvironmentService:
         return max(0, room, own_least - own)
 
     async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
-        """Returns what the server says of its queue; None after it had forgotten this environment."""
+        """Returns what the server says of its queue; None after it had forgotten this environment.
+
+        Raises:
+            ServerError: it forgets the environment each time.
+        """
         assert self._env_id is not None
         try:
             status = await client.status_env(self._env_id)
-            if "batch_size" not in status:  # the original API says it elsewhere; it changes with the trainer
-                status["batch_size"] = (await client.info())["batch_size"]
-            return status
         except ServerError as error:
-            if error.status not in (404, 500):  # the original API fails where it does not know a number
+            # The original API fails where it does not know a number.
+            if error.status not in (404, 500) or self._forgotten == FORGOTTEN:
                 raise
+        else:
+            # In the meantime another service may have got our number.
+            if status.get("wandb_name", self._wandb_name) == self._wandb_name:
+                self._forgotten = 0
+                if "batch_size" not in status:  # the original API says it elsewhere
+                    status["batch_size"] = (await client.info())["batch_size"]
+                return status
         log.warning("%s: the server was started anew, registering again", self.name)
+        if self._forgotten:
+            await self._follower.wait(LOOK_AGAIN)
+        self._forgotten += 1
         await self._register(client)
         await self._follower.look(client)
         return None

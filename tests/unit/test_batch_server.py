@@ -142,6 +142,7 @@ def test_status_env_takes_its_number_as_a_query_or_as_a_body(started: LocalServe
         "finished": False,
         "num_steps": 10,
         "batch_size": 8,
+        "wandb_name": started.get("/envs")["envs"][env_id]["wandb_name"],
     }
     assert started.get("/status-env", env_id=env_id) == expected
     assert started.call("GET", "/status-env", json={"env_id": env_id}).json() == expected

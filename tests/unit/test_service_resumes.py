@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from atropos_gym.batch_server.spool import Spool
-from atropos_gym.errors import ConfigError
+from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.rollout.curriculum import Progress
 from atropos_gym.rollout.service import EnvironmentService
 from atropos_gym.wire import ScoredDataGroup
@@ -222,6 +222,55 @@ def test_an_original_server_that_was_started_anew_is_told_again() -> None:
 
     play(trains, network=Forgetful())
     assert took == [8] * 4
+
+
+class Failing(Original):
+    """A server that fails for good as soon as it is asked for the state of its queue."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path == "/status-env":
+            return httpx.Response(500, text="Internal Server Error", request=request)
+        return response
+
+
+def test_a_server_that_fails_for_good_is_not_asked_for_ever() -> None:
+    network = Failing()
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start(groups_per_update=None, max_policy_lag=None, batch_size=8)
+
+    with pytest.raises(ServerError, match="500"):
+        play(trains, network=network)
+    assert network.calls["/register-env"] < 20
+
+
+def test_a_number_that_another_service_has_got_at_a_new_server_is_given_up() -> None:
+    network = Network()
+    first, second = (service_of(network, name=name) for name in ("first", "second"))
+
+    async def story() -> dict[int, str]:
+        trainer = Trainer(network)
+        running = [asyncio.create_task(first.run())]
+        await trainer.start()
+        await trainer.publish(0)
+        await trainer.take()
+        network.start()
+        await trainer.start()
+        await trainer.client.register_env(max_token_length=99, desired_name="other", group_size=4)
+        running.append(asyncio.create_task(second.run()))
+        await trainer.publish(0)
+        await asyncio.sleep(10)
+        await trainer.take()
+        envs = (await trainer.client._http.get("/envs")).json()["envs"]
+        await trainer.finish()
+        await asyncio.gather(*running)
+        await trainer.client.close()
+        return {env["env_id"]: env["name"] for env in envs}
+
+    names = run_moved(story())
+    assert sorted(names.values()) == ["first", "other", "second"]
+    assert (names[first._env_id or 0], names[second._env_id or 0]) == ("first", "second")
 
 
 # -- several -------------------------------------------------------------------------------------------------

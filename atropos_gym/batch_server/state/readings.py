@@ -182,6 +182,7 @@ class Readings:
             "finished": self._policies.finished,
             "num_steps": -1 if config is None else config.num_steps,
             "batch_size": -1 if config is None else config.batch_size,
+            "wandb_name": env.wandb_name,
             **self._by_groups(),
         }
 
