@@ -334,6 +334,22 @@ def test_an_environment_keeps_its_name_when_it_registers_again() -> None:
     }
 
 
+def test_scores_whose_sum_is_infinite_leave_everything_readable() -> None:
+    server = with_tokenizer()
+    server.start()
+    env_id = server.add_env(desired_name="large", group_size=2)
+    for scores in ([1.7e308, 1.7e308], [-1.7e308, -1.7e308], [0.5, 0.5]):
+        server.send(2, env_id=env_id, scores=scores)
+    server.send(2, env_id=server.add_env(desired_name="plain"), scores=[0.5, 1.0])
+    for path in ("/envs", "/dashboard/data"):
+        body = server.call("GET", path).text
+        assert "Infinity" not in body and "NaN" not in body
+    large, plain = server.get("/envs")["envs"]
+    assert (large["score_mean"], plain["score_mean"]) == (None, 0.75)
+    envs = server.get("/dashboard/data")["series"]["envs"]
+    assert (envs["large"]["scores"], envs["plain"]["scores"]) == ([None], [1.5])
+
+
 def test_nobody_is_listed_to_name_a_sender_that_never_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     server = with_tokenizer()
     server.start()

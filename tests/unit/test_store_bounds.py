@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from store_tools import NOW, add, add_env, leased, make_store
+from pathlib import Path
 
+from store_tools import NOW, PLAIN, add, add_env, crash, leased, make_store, registration, saved
+
+from atropos_gym.batch_server.state.sqlite import SqliteStore
 from atropos_gym.batch_server.state.tallies import MOST_NAMES
 
 
@@ -55,3 +58,14 @@ def test_an_unknown_number_has_no_name() -> None:
     store = make_store()
     env_id = add_env(store, desired_name="gsm8k")
     assert (store.env_name(env_id), store.env_name(env_id + 1), store.env_name(-1)) == ("gsm8k", None, None)
+
+
+def test_a_sum_of_scores_that_is_infinite_outlives_its_process(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "store.sqlite", now=NOW) as store:
+        store.register(registration(8), NOW)
+        assert store.take(PLAIN, NOW) is None
+        add(store, 4, env_id=add_env(store), scores=[1.7e308] * 4)
+        saved(store)
+        again = crash(store, tmp_path / "copy.sqlite")
+    assert again.envs()[0]["score_mean"] is None and again.envs()[0]["groups_received"] == 1
+    again.close()

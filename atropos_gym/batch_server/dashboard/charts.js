@@ -151,8 +151,10 @@ class Chart {
   }
 }
 
-// Of each bin the mean over it and those before it: sums and counts over a window, null where it is empty.
-function rolling(sums, counts, window) {
+// Of each bin the mean over it and those before it: sums and counts over a window, null where it is empty. A bin
+// whose sum is null, as it is where that would be infinite, counts as empty.
+function rolling(sums, allCounts, window) {
+  const counts = allCounts.map((count, index) => (sums[index] === null ? 0 : count));
   let sum = 0, count = 0;
   return sums.map((_, index) => {
     sum += sums[index];

@@ -21,6 +21,9 @@ MOST_ENVS = 32
 
 OTHERS = "others"
 
+MOST_SCORES = 1e300
+"""Where scores sum to more, the sum is not told: it may be infinite, or become so with others."""
+
 GAUGES = ("queue_groups", "queue_sequences", "leased_groups", "step", "version")
 FLOWS = ("groups_in", "groups_out", "ids_in", "ids_out", "batches")
 
@@ -118,7 +121,8 @@ class History:
     def series(self, span: float, now: float) -> dict[str, Any]:
         """Returns the last ``span`` seconds as columns, one entry a bin, None where nothing is known.
 
-        Flows are per second; scores and ages are sums, beside the numbers that they are sums over.
+        Flows are per second; scores and ages are sums, beside the numbers that they are sums over. A sum of
+        scores beyond :data:`MOST_SCORES` is None.
         """
         seconds, bins = next(
             ((seconds, bins) for seconds, bins in self._levels if seconds * (bins.maxlen or 0) >= span),
@@ -144,8 +148,11 @@ class History:
         return found
 
 
-def _columns(tallies: list[_Env | None]) -> dict[str, list[float]]:
+def _columns(tallies: list[_Env | None]) -> dict[str, list[float | None]]:
+    def told(value: float) -> float | None:
+        return round(value, 6) if abs(value) <= MOST_SCORES else None
+
     return {
-        name: [0 if tally is None else round(getattr(tally, name), 6) for tally in tallies]
+        name: [0 if tally is None else told(getattr(tally, name)) for tally in tallies]
         for name in ("groups", "sequences", "scores", "aged", "ages")
     }

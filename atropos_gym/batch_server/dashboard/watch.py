@@ -55,7 +55,7 @@ class Dashboard:
         """Notes groups that were accepted."""
         for one, receipt in zip(incoming, receipts, strict=True):
             packed, env = one.packed, self._name(one.env_id)
-            scores, ids = float(packed.scores.sum()), int(packed.lengths.sum())
+            scores, ids = packed.score_sum, int(packed.lengths.sum())
             self.history.received(env, sequences=packed.size, ids=ids, scores=scores, now=now)
             number = int(receipt.group_id.removeprefix("g-"))
             self.gallery.add(Exhibit(number, packed, env, one.policy_version, now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,10 +64,17 @@ class EnvRecord:
         """What its buffer takes."""
         return sum(group.bytes for group in self.buffer)
 
+    @property
+    def score_mean(self) -> float | None:
+        """Mean over all its sequences; None where there are none, or their sum is not finite."""
+        if not self.score_count or not math.isfinite(self.score_sum):
+            return None
+        return self.score_sum / self.score_count
+
     def count(self, group: PackedGroup) -> None:
         """Counts an accepted group."""
         self.groups_received += 1
-        self.score_sum += float(group.scores.sum())
+        self.score_sum += group.score_sum
         self.score_count += group.size
 
     def release(self) -> list[StoredGroup]:

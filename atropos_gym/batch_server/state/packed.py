@@ -152,6 +152,12 @@ class PackedGroup:
         """Scores, ``[n]``."""
         return np.frombuffer(self.data, "<f8", self.size, _scores_at(self.size))
 
+    @property
+    def score_sum(self) -> float:
+        """Sum of the scores; not finite where they are too large together, which is nobody's error."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self.scores.sum())
+
     def free(self) -> dict[str, Any]:
         """The fields that are no arrays of numbers."""
         before, after = self._texts()

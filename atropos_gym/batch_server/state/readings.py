@@ -205,7 +205,7 @@ class Readings:
                 "buffered_sequences": env.buffered_sequences,
                 "groups_received": env.groups_received,
                 "groups_refused": env.groups_refused,
-                "score_mean": env.score_sum / env.score_count if env.score_count else None,
+                "score_mean": env.score_mean,
             }
             for env in self._envs
         ]
