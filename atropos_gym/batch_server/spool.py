@@ -18,7 +18,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Spool:
 
     Attributes:
         folder: where it is.
+        on_kept: told of groups that are safe now, before any is posted; where it fails, they are not kept.
 
     Raises:
         ConfigError: the folder is used by another process, or cannot be used.
@@ -79,6 +80,7 @@ class Spool:
 
     def __init__(self, folder: str | Path, *, fsync: bool = False, max_bytes: int = 4 * 2**30) -> None:
         self.folder = Path(folder).expanduser()
+        self.on_kept: Callable[[Sequence[ScoredDataGroup]], None] | None = None
         self._fsync = fsync
         self._max_bytes = max_bytes
         self._change = threading.Lock()
@@ -122,6 +124,8 @@ class Spool:
                 kept.append(self._keep(body_of(group, packed=True)))
             if self._fsync and kept:
                 _sync(self.folder)
+            if self.on_kept is not None and kept:
+                self.on_kept(groups)
         except BaseException:
             for one in kept:
                 one.path.unlink(missing_ok=True)
@@ -138,6 +142,16 @@ class Spool:
         with self._change:
             self._sizes[key] = len(body.content)
         return Kept(key, path, len(body.content), body)
+
+    def groups(self) -> Iterator[ScoredDataGroup]:
+        """Reads what was left behind, oldest first, without what is not complete; nothing is taken."""
+        with self._change:
+            left = list(self._left)
+        for kept in left:
+            try:
+                yield _group(kept, kept.path.read_bytes())
+            except (FileNotFoundError, ValueError) as error:  # whoever posts it sets it aside
+                log.debug("%s cannot be read: %s", kept.path, error)
 
     def claim(self) -> list[Kept]:
         """Takes what was left behind, oldest first."""

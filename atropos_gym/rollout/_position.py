@@ -16,8 +16,8 @@ class Position:
     """What a service that goes on must know; kept in a small file, if there is one.
 
     Starts, items, chance and samples of a group follow from the seed and its number, so the next number is
-    all the random state there is. What was in flight at the end is left out; nothing that was posted is
-    played again.
+    all the random state there is. What was in flight at the end is left out, as is what was played and
+    waited until the server had room; nothing that was posted is played again.
 
     Args:
         path: of the file; None keeps nothing.
@@ -51,8 +51,8 @@ class Position:
                 self._load(self._path)
 
     def posted(self, numbers: list[int]) -> None:
-        """These groups are on their way to the server."""
-        self.next_number = max(self.next_number, *(number + 1 for number in numbers))
+        """These groups are on their way to the server; where there is a spool, they lie in it."""
+        self.next_number = max([self.next_number, *(number + 1 for number in numbers)])
         self._save()
 
     def evaluated(self, step: int) -> None:

@@ -4,7 +4,8 @@ It waits for the server and the trainer, registers, loads each version that appe
 engine and confirms it, collects what is wanted, posts it, and leaves when the run is finished; one that was
 finished before it came was another's, and it waits for the next. A server that goes away is waited for; one
 that has forgotten the service is told again. With a state file it goes on where it was, and with a spool no
-group that was played to its end is lost, whatever is killed.
+group that was to be posted is lost, whatever is killed; those in flight, and those that wait until the server
+has room, are left out.
 
 Two ways of working, as the trainer registered: with ``max_policy_lag=0`` exactly the groups that the newest
 version still lacks are played; otherwise groups are played ahead, a few batches at most.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from math import ceil
@@ -37,12 +38,14 @@ from atropos_gym.errors import (
 from atropos_gym.rollout._follower import LOOK_AGAIN, Follower
 from atropos_gym.rollout._pool import EnvSource
 from atropos_gym.rollout._position import Position
+from atropos_gym.rollout._room import room_of
 from atropos_gym.rollout._service_evaluation import Evaluation
 from atropos_gym.rollout._service_thread import ServiceThread
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.curriculum import Curriculum, Lessons, Options
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.rollout.evaluation import EvalResult, aevaluate
+from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["EnvironmentService", "Evaluation", "ServiceThread"]
 
@@ -134,7 +137,12 @@ class EnvironmentService:
         self._evaluations: list[tuple[int, EvalResult]] = []
         self._weight = weight
         self._min_batch_allocation = min_batch_allocation
-        self._max_batches_ahead = max_batches_ahead
+        self._room = partial(
+            room_of,
+            group_size=self.collector.group_size,
+            most_batches=max_batches_ahead,
+            minimum=min_batch_allocation or 0.0,
+        )
         self._on_post = on_post
         self._transport = transport
         self._spool = spool
@@ -213,6 +221,8 @@ class EnvironmentService:
             transport=self._transport,
         )
         self._client = client
+        if client.spool is not None:
+            self._follow_spool(client.spool)
         try:
             await self._follower.begin(client)
             await self._register(client)
@@ -229,6 +239,13 @@ class EnvironmentService:
                 self._client = None
                 await client.close()
                 self.collector.close()
+
+    def _follow_spool(self, spool: Spool) -> None:
+        """The position is saved once groups lie in the spool: the last ones there may be beyond it."""
+        if left := _numbers(spool.groups()):
+            self._position.posted(left)
+            self.collector.next_number = self._position.next_number
+        spool.on_kept = lambda groups: self._position.posted(_numbers(groups))
 
     async def _register(self, client: AsyncBatchClient) -> None:
         """Registers as soon as the trainer has started."""
@@ -417,30 +434,6 @@ class EnvironmentService:
         self._position.evaluated(step)
         evaluation.on_result(step, result)
 
-    def _room(self, status: Mapping[str, Any]) -> int:
-        """Groups that may be posted until as many batches are queued as may be played ahead.
-
-        Once a whole batch is queued, no more than this service's share: its minimum, and by its weight a part
-        of what no minimum claims. So services at one server keep to their weights, and a slow one among them
-        keeps no trainer waiting. A minimum may be filled in any case.
-        """
-        lag = status.get("max_policy_lag")
-        most = self._max_batches_ahead if lag is None else min(self._max_batches_ahead, max(1, lag))
-        if wanted := status.get("groups_per_update"):
-            batch, queued = float(wanted), int(status["queue_groups"])
-            own = int(status.get("self_queue_groups", 0))
-        else:
-            batch, queued = (
-                max(1, status["batch_size"]) / self.collector.group_size,
-                int(status["queue_size"]),
-            )
-            own = int(status.get("self_queue_size", 0))
-        least = self._min_batch_allocation or 0.0
-        free = float(status.get("unallocated_fraction", 1.0)) * float(status.get("env_weight", 1.0))
-        share, own_least = (int(most * batch * part + 1e-9) for part in (least + free, least))
-        room = min(ceil(most * batch) - queued, max(max(1, share) - own, ceil(batch) - queued))
-        return max(0, room, own_least - own)
-
     async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
         """Returns what the server says of its queue; None after it had forgotten this environment.
 
@@ -471,7 +464,8 @@ class EnvironmentService:
 
     async def _post(self, client: AsyncBatchClient, groups: list[EpisodeGroup]) -> None:
         bodies = [group.to_wire().model_copy(update={"env_id": self._env_id}) for group in groups]
-        self._position.posted([group.number for group in groups])  # before: they are played only once
+        if client.spool is None:  # which says it itself, once they are safe
+            self._position.posted([group.number for group in groups])  # before: they are played only once
         refused: set[int] = set()
         try:
             await client.post_groups(bodies)
@@ -497,3 +491,9 @@ class EnvironmentService:
 def _exact(status: Mapping[str, Any]) -> bool:
     """Whether the trainer learns only from what the newest version said."""
     return status.get("max_policy_lag") == 0 and bool(status.get("groups_per_update"))
+
+
+def _numbers(groups: Iterable[ScoredDataGroup]) -> list[int]:
+    """The groups' numbers in their run, as ``EpisodeGroup.to_wire`` says them."""
+    numbers = ((group.group_overrides or {}).get("number") for group in groups)
+    return [number for number in numbers if isinstance(number, int)]

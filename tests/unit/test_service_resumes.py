@@ -131,6 +131,44 @@ def test_cancelled_while_a_post_is_answered_it_never_plays_the_same_numbers_agai
     assert numbers == list(range(lost, lost + 2 * GROUPS))
 
 
+@pytest.mark.parametrize("kept", [0, 2])
+def test_killed_between_playing_and_saving_the_position_nothing_is_lost_or_twice(
+    tmp_path: Path, kept: int
+) -> None:
+    """The position must not be ahead of the spool; where the spool is ahead, it counts."""
+
+    class Dying(Spool):
+        def keep(self, groups: Sequence[ScoredDataGroup]) -> Any:
+            if not groups:  # only what was left is to be posted
+                return super().keep(groups)
+            super().keep(groups[:kept])
+            raise Killed
+
+    network = Network()
+
+    async def story() -> list[ScoredDataGroup]:
+        trainer = Trainer(network)
+        await trainer.start()
+        await trainer.publish(0)
+        spool = Dying(tmp_path)
+        first = service_of(network, spool=spool)
+        if kept:  # the kill came before that
+            first._position._save = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(Killed):
+            await first.run()
+        running = asyncio.create_task(service_of(network, spool=tmp_path).run())
+        groups = await trainer.take()
+        await trainer.publish(1)
+        groups += await trainer.take()
+        await trainer.finish()
+        await running
+        await trainer.client.close()
+        return groups
+
+    groups = run_moved(story())
+    assert sorted(map(number_of, groups)) == list(range(2 * GROUPS))
+
+
 def test_the_spool_of_another_process_is_refused(tmp_path: Path) -> None:
     other = Spool(tmp_path)
     with pytest.raises(ConfigError, match="is used by another process"):
