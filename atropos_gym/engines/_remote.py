@@ -22,6 +22,7 @@ __all__ = ["Answer", "Endpoint", "Passing", "RetryPolicy", "Told"]
 #: Seconds; a uvicorn server closes an idle connection after 5, and a request sent at that moment is lost.
 _KEEP_IDLE = 4.0
 _CONNECT_SECONDS = 10.0
+_MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class RetryPolicy:
         """Seconds to wait after ``tries`` failed ones, or what the server asked for."""
         if after is not None:
             return min(after, self.longest_pause)
-        seconds = min(self.first_pause * 2.0 ** (tries - 1), self.longest_pause)
+        doublings = min(tries - 1, _MOST_DOUBLINGS)  # of a server that is gone for days there are many tries
+        seconds = min(self.first_pause * 2.0**doublings, self.longest_pause)
         return seconds * random.uniform(0.5, 1.0)
 
 
