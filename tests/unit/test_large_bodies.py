@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -135,6 +137,16 @@ def test_one_that_is_lost_is_started_again(server: LocalServer) -> None:
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert post(server, group()).status_code == 200
     assert reader().pid not in (None, first)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell")
+def test_a_process_is_not_blamed_for_the_memory_of_its_server() -> None:
+    asks = "from atropos_gym.batch_server.bodies import reader_process as r; print(r._taken_bytes())"
+    large = (
+        f"import subprocess, sys; kept = b'x' * 300_000_000; subprocess.run([sys.executable, '-c', {asks!r}])"
+    )
+    said = subprocess.run([sys.executable, "-c", large], capture_output=True, text=True, check=True).stdout
+    assert 5e6 < int(said) < 2.5e8
 
 
 def test_one_that_dies_over_a_body_is_the_servers_trouble(server: LocalServer) -> None:
