@@ -22,7 +22,7 @@ import uvicorn
 from atropos_gym.batch_server._malloc import keep_freed_memory, leave_alone
 from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.app import create_app
-from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback, listen
 from atropos_gym.batch_server.http.protocol import BoundedProtocol
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.store import MemoryStore, SqliteStore, Store
@@ -84,7 +84,7 @@ def serve(
         from atropos_gym.tokenizers import load_tokenizer  # may bring transformers along
 
         load_tokenizer(tokenizer)  # a wrong name is told before anything is opened
-    listener = _listen(host, port)
+    listener = listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     try:
         store = store() if callable(store) else store or MemoryStore(limits)
@@ -197,25 +197,6 @@ def _print_ready(url: str) -> None:
 
 def _any_host(limits: Limits) -> Limits:
     return replace(limits, allowed_hosts=(*limits.allowed_hosts, "*"))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Binds the address, so that a port in use is told before anything is started."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if os.name != "nt":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
-            "stop what uses it, choose another port, or port 0 for a free one"
-        ) from None
-    listener.setblocking(False)
-    return listener
 
 
 class ServerProcess:

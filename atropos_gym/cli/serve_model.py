@@ -7,7 +7,7 @@ from contextlib import closing
 
 from atropos_gym.batch_server.access import Access
 from atropos_gym.batch_server.client import AsyncBatchClient, without_token
-from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback
+from atropos_gym.batch_server.hosts import TOKEN_VARIABLE, is_loopback, listen
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
 from atropos_gym.cli.player import open_engine, with_saved_run
@@ -15,7 +15,7 @@ from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import ConfigError
 from atropos_gym.model_server.app import create_app
 from atropos_gym.model_server.outlet import Outlet
-from atropos_gym.model_server.serve import listen, serve
+from atropos_gym.model_server.serve import serve
 
 __all__ = ["run"]
 

@@ -11,7 +11,6 @@ Nothing is scored here: logprobs come with the samples.
 from __future__ import annotations
 
 import asyncio
-import operator
 import random
 import threading
 from collections import Counter
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from atropos_gym.engines._batching import Batcher, Outcome, Request
 from atropos_gym.engines._decode import TrieDecoder
+from atropos_gym.engines._ids import as_ids, check_ids
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
@@ -207,11 +207,10 @@ class HFEngine(ServesVersions):
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int, version: int | None
     ) -> Request:
         """Checks a request and counts it in."""
-        prompt = _as_ids(prompt_ids)
+        prompt = as_ids(prompt_ids)
         if not prompt:
             raise EngineError("the prompt is empty; an engine continues at least one id")
-        if min(prompt) < 0 or max(prompt) >= self._rows:
-            self._refuse_ids(prompt, "prompt")
+        check_ids(prompt, self._rows, "prompt")
         room = self.max_context - len(prompt)
         if room < 1:
             raise ContextFull(
@@ -235,21 +234,13 @@ class HFEngine(ServesVersions):
     def _check_params(self, params: SamplingParams) -> None:
         for name, ids in (("stop_ids", params.stop_ids), ("allowed_ids", params.allowed_ids or ())):
             if ids not in self._known_ids:
-                if min(ids) < 0 or max(ids) >= self._rows:
-                    self._refuse_ids(ids, name)
+                check_ids(ids, self._rows, name)
                 self._known_ids.add(ids)
         if params.min_tokens and params.allowed_ids and set(params.allowed_ids) <= set(params.stop_ids):
             raise EngineError(
                 f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} "
                 "are all stop ids: nothing can be sampled"
             )
-
-    def _refuse_ids(self, ids: Sequence[int], where: str) -> None:
-        for position, value in enumerate(ids):
-            if not 0 <= value < self._rows:
-                raise EngineError(
-                    f"{where} has id {value} at position {position}, outside the vocabulary of {self._rows}"
-                )
 
     # -- versions --------------------------------------------------------------------------------------
 
@@ -316,19 +307,6 @@ class HFEngine(ServesVersions):
         if running is not None:
             await asyncio.wrap_future(running)
         self._decoder = None
-
-
-def _as_ids(prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns the prompt as Python ints."""
-    ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
-    if set(map(type, ids)) <= {int}:
-        return ids
-    checked = []
-    for position, value in enumerate(ids):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise EngineError(f"prompt has {value!r} at position {position}; wanted an integer id")
-        checked.append(operator.index(value))
-    return tuple(checked)
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> None:

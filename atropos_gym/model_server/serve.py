@@ -12,11 +12,12 @@ from typing import Any, Self
 import uvicorn
 from fastapi import FastAPI
 
+from atropos_gym.batch_server.hosts import listen
 from atropos_gym.engines.base import Engine
-from atropos_gym.errors import ConfigError, ServerError
+from atropos_gym.errors import ServerError
 from atropos_gym.model_server.app import create_app
 
-__all__ = ["ModelServer", "listen", "serve"]
+__all__ = ["ModelServer", "serve"]
 
 STOP_SECONDS = 1.0
 """How long requests in progress may take once the server is told to stop."""
@@ -27,32 +28,11 @@ def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -
 
     Args:
         app: from ``create_app``.
-        listener: from ``listen``; stays open.
+        listener: from ``batch_server.hosts.listen``; stays open.
         ready: told the URL once the server answers.
     """
     server = _Server(_config(app), lambda: ready(_url(listener)))
     server.run(sockets=[listener])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Binds an address, so that a port in use is told before a model is loaded; port 0 takes a free one.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
-            "stop what uses it, choose another port, or port 0 for a free one"
-        ) from None
-    listener.setblocking(False)
-    return listener
 
 
 class ModelServer:
