@@ -1,4 +1,4 @@
-"""Prompt ids as an engine takes them."""
+"""Ids as an engine takes them: prompts, stop ids, allowed ids."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import EngineError
 
-__all__ = ["as_ids", "check_ids"]
+__all__ = ["as_ids", "check_ids", "check_samplable"]
 
 
 def as_ids(prompt_ids: Any) -> tuple[int, ...]:
@@ -42,4 +43,17 @@ def check_ids(ids: Sequence[int], rows: int, where: str) -> None:
         position = next(i for i, value in enumerate(ids) if not 0 <= value < rows)
         raise EngineError(
             f"{where} has id {ids[position]} at position {position}, outside the vocabulary of {rows}"
+        )
+
+
+def check_samplable(params: SamplingParams) -> None:
+    """Refuses parameters under which no id is left to be sampled.
+
+    Raises:
+        EngineError: ``min_tokens`` forbids all allowed ids.
+    """
+    if params.min_tokens and params.allowed_ids and set(params.allowed_ids) <= set(params.stop_ids):
+        raise EngineError(
+            f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} are all "
+            "stop ids: nothing can be sampled"
         )

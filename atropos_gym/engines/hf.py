@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atropos_gym.engines._batching import Batcher, Outcome, Request
 from atropos_gym.engines._decode import TrieDecoder
-from atropos_gym.engines._ids import as_ids, check_ids
+from atropos_gym.engines._ids import as_ids, check_ids, check_samplable
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
@@ -236,11 +236,7 @@ class HFEngine(ServesVersions):
             if ids not in self._known_ids:
                 check_ids(ids, self._rows, name)
                 self._known_ids.add(ids)
-        if params.min_tokens and params.allowed_ids and set(params.allowed_ids) <= set(params.stop_ids):
-            raise EngineError(
-                f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} "
-                "are all stop ids: nothing can be sampled"
-            )
+        check_samplable(params)
 
     # -- versions --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from atropos_gym.engines._ids import as_ids, check_ids
+from atropos_gym.engines._ids import as_ids, check_ids, check_samplable
 from atropos_gym.engines._loop import LoopThread
 from atropos_gym.engines._remote import Endpoint, RetryPolicy
 from atropos_gym.engines._traffic import Traffic
@@ -251,11 +251,7 @@ class VLLMEngine(ServesVersions):
         check_ids(prompt, rows, "prompt")
         check_ids(params.stop_ids, rows, "stop_ids")
         check_ids(params.allowed_ids or (), rows, "allowed_ids")
-        if params.min_tokens and params.allowed_ids and set(params.allowed_ids) <= set(params.stop_ids):
-            raise EngineError(
-                f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} are "
-                "all stop ids: nothing can be sampled"
-            )
+        check_samplable(params)
         room = self.max_context - len(prompt)
         wanted = max(self._min_room, params.min_tokens)
         if room < wanted:

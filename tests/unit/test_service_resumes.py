@@ -48,6 +48,17 @@ def number_of(group: ScoredDataGroup) -> int:
     return int((group.group_overrides or {})["number"])
 
 
+async def taken_to_the_end(trainer: Trainer, running: asyncio.Task[None]) -> list[ScoredDataGroup]:
+    """What a trainer gets for its first two versions; then the run, and with it the service, ends."""
+    groups = await trainer.take()
+    await trainer.publish(1)
+    groups += await trainer.take()
+    await trainer.finish()
+    await running
+    await trainer.client.close()
+    return groups
+
+
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("at", [1, 3])
 def test_killed_at_a_post_and_started_again_nothing_is_lost_or_twice(
@@ -67,13 +78,7 @@ def test_killed_at_a_post_and_started_again_nothing_is_lost_or_twice(
                 with pytest.raises(Killed):
                     await services[0].run()
         running = asyncio.create_task(services[1].run())
-        groups = await trainer.take()
-        await trainer.publish(1)
-        groups += await trainer.take()
-        await trainer.finish()
-        await running
-        await trainer.client.close()
-        return groups
+        return await taken_to_the_end(trainer, running)
 
     groups = run_moved(story())
     assert sorted(map(number_of, groups)) == list(range(2 * GROUPS))
@@ -118,13 +123,7 @@ def test_cancelled_while_a_post_is_answered_it_never_plays_the_same_numbers_agai
         second = service_of(network, **keeps)
         assert second.collector.next_number == GROUPS
         running = asyncio.create_task(second.run())
-        groups = await trainer.take()
-        await trainer.publish(1)
-        groups += await trainer.take()
-        await trainer.finish()
-        await running
-        await trainer.client.close()
-        return groups
+        return await taken_to_the_end(trainer, running)
 
     numbers = sorted(map(number_of, run_moved(story())))
     lost = 0 if arrives or kept == "spool" else GROUPS  # without a spool nobody else has them
@@ -157,13 +156,7 @@ def test_killed_between_playing_and_saving_the_position_nothing_is_lost_or_twice
         with pytest.raises(Killed):
             await first.run()
         running = asyncio.create_task(service_of(network, spool=tmp_path).run())
-        groups = await trainer.take()
-        await trainer.publish(1)
-        groups += await trainer.take()
-        await trainer.finish()
-        await running
-        await trainer.client.close()
-        return groups
+        return await taken_to_the_end(trainer, running)
 
     groups = run_moved(story())
     assert sorted(map(number_of, groups)) == list(range(2 * GROUPS))
