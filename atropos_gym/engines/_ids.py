@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from atropos_gym.engines.base import SamplingParams
-from atropos_gym.errors import EngineError
+from atropos_gym.errors import ContextFull, EngineError
 
-__all__ = ["as_ids", "check_ids", "check_samplable"]
+__all__ = ["as_ids", "check_ids", "check_samplable", "room_left"]
 
 
 def as_ids(prompt_ids: Any) -> tuple[int, ...]:
@@ -57,3 +57,21 @@ def check_samplable(params: SamplingParams) -> None:
             f"min_tokens={params.min_tokens} forbids stop ids, and allowed_ids={params.allowed_ids} are all "
             "stop ids: nothing can be sampled"
         )
+
+
+def room_left(prompt: Sequence[int], max_context: int) -> int:
+    """Returns how many ids a reply can have.
+
+    Raises:
+        ContextFull: none.
+
+    Example:
+        >>> room_left([5, 6, 7], 8)
+        5
+    """
+    room = max_context - len(prompt)
+    if room < 1:
+        raise ContextFull(
+            f"the prompt has {len(prompt)} ids and max_context is {max_context}: no room for a reply"
+        )
+    return room

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from atropos_gym.engines._batching import Batcher, Outcome, Request
 from atropos_gym.engines._decode import TrieDecoder
-from atropos_gym.engines._ids import as_ids, check_ids, check_samplable
+from atropos_gym.engines._ids import as_ids, check_ids, check_samplable, room_left
 from atropos_gym.engines._lora import Adapters
 from atropos_gym.engines._model import build_model, check_layers, context_limit, load_model
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
 from atropos_gym.engines.base import Completion, Lane, Reference, SamplingParams, SwapMode, sampling_trainable
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -211,11 +211,7 @@ class HFEngine(ServesVersions):
         if not prompt:
             raise EngineError("the prompt is empty; an engine continues at least one id")
         check_ids(prompt, self._rows, "prompt")
-        room = self.max_context - len(prompt)
-        if room < 1:
-            raise ContextFull(
-                f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a reply"
-            )
+        room = room_left(prompt, self.max_context)
         if n < 1:
             raise EngineError(f"n must be >= 1, got {n}")
         self._check_params(params)

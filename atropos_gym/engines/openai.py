@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_gym.engines._bytes_chat import messages_of
-from atropos_gym.engines._ids import as_ids
+from atropos_gym.engines._ids import as_ids, room_left
 from atropos_gym.engines._loop import LoopThread
 from atropos_gym.engines._openai_wire import chat_body, completion_tokens, read_replies
 from atropos_gym.engines._remote import Answer, Endpoint, Passing, RetryPolicy
@@ -261,11 +261,7 @@ class OpenAIEngine(ServesVersions):
             AnswerRefused: a reply is empty though it has not ended: ``max_tokens`` went into reasoning.
         """
         prompt = as_ids(prompt_ids)
-        room = self.max_context - len(prompt)
-        if room < 1:
-            raise ContextFull(
-                f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a reply"
-            )
+        room = room_left(prompt, self.max_context)
         limit = min(params.max_tokens, room)
         number = self._versions.enter_requests(version)
         try:

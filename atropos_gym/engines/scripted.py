@@ -15,6 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
+from atropos_gym.engines._ids import check_ids, room_left
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
 from atropos_gym.engines.base import (
     Completion,
@@ -26,7 +27,7 @@ from atropos_gym.engines.base import (
     sampling_trainable,
 )
 from atropos_gym.engines.checks import check_engine
-from atropos_gym.errors import ConfigError, ContextFull, EngineError, VersionExpired
+from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer, load_tokenizer
 
@@ -179,21 +180,10 @@ class ScriptedEngine(ServesVersions):
     def _check(self, prompt: tuple[int, ...], n: int) -> None:
         if not prompt:
             raise EngineError("the prompt is empty; an engine continues at least one id")
-        self._check_ids(prompt, "prompt")
-        if len(prompt) >= self.max_context:
-            raise ContextFull(
-                f"the prompt has {len(prompt)} ids and max_context is {self.max_context}: no room for a reply"
-            )
+        check_ids(prompt, self.tokenizer.rows, "prompt")
+        room_left(prompt, self.max_context)
         if n < 1:
             raise EngineError(f"n must be >= 1, got {n}")
-
-    def _check_ids(self, ids: Sequence[int], where: str) -> None:
-        rows = self.tokenizer.rows
-        for position, value in enumerate(ids):
-            if not 0 <= value < rows:
-                raise EngineError(
-                    f"{where} has id {value} at position {position}, outside the vocabulary of {rows}"
-                )
 
     async def _answer(
         self, prompt: tuple[int, ...], params: SamplingParams, version: int, lane: Lane, affinity: Hashable
@@ -231,7 +221,7 @@ class ScriptedEngine(ServesVersions):
             return replace(said, version=version)
         room = self.max_context - len(prompt)
         answer = _ids_of(said)
-        self._check_ids(answer, "the script's answer")
+        check_ids(answer, self.tokenizer.rows, "the script's answer")
         ids = _as_sampled(answer, params.stop_ids, min(params.max_tokens, room))
         greedy = params.temperature == 0
         logprobs = tuple(self._logprob(prompt, ids, i, version) for i in range(len(ids)))
