@@ -32,6 +32,7 @@ class Desk:
         token: opens the routes of ``/sessions``; None for whoever reaches them.
         outlet: where finished groups are posted; None returns them.
         max_body_bytes: of a request.
+        keep_alive: seconds from one sign of life to the next while a streamed reply is being sampled.
         clock: seconds since 1970.
         unposted: finished groups that the batch server did not take yet, by session.
     """
@@ -42,6 +43,7 @@ class Desk:
     token: str | None = None
     outlet: Outlet | None = None
     max_body_bytes: int = 64 * 2**20
+    keep_alive: float = 10.0
     clock: Callable[[], float] = time.time
     unposted: dict[str, Finished] = field(default_factory=dict)
     pieces: Pieces = field(init=False)
@@ -52,8 +54,7 @@ class Desk:
     def answer(self, kind: str, said: Sequence[Said], *, logprobs: bool, ids: bool) -> Answer:
         """Returns replies as they are told."""
         key = f"{kind}-{secrets.token_hex(12)}"
-        pieces = self.pieces if logprobs else None
-        return Answer(key, int(self.clock()), self.engine.model, said, pieces, ids)
+        return Answer(key, int(self.clock()), self.engine.model, said, self.pieces, logprobs, ids)
 
     def check_open(self) -> None:
         """Looks whether a new group would come to anything.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.model_server._desk import Desk
 from atropos_gym.model_server.answers import (
     Answer,
-    as_events,
     chat_answer,
     chat_events,
     completion_answer,
@@ -22,7 +22,8 @@ from atropos_gym.model_server.answers import (
 from atropos_gym.model_server.refusals import Refusal
 from atropos_gym.model_server.requests import Asking, ChatRequest, CompletionRequest, read_body
 from atropos_gym.model_server.sessions import Session
-from atropos_gym.rollout.conversation import Conversation, Drawn, Prompt, Said
+from atropos_gym.model_server.stream import EventStream
+from atropos_gym.rollout.conversation import Conversation, Drawn, Prompt
 
 __all__ = ["model_routes"]
 
@@ -30,8 +31,6 @@ T = TypeVar("T")
 
 SESSION_HEADER = "x-atropos-session"
 IGNORED_HEADER = "x-atropos-ignored"
-
-Events = Callable[[Answer], Iterator[dict[str, Any]]]
 
 
 def model_routes(desk: Desk) -> APIRouter:
@@ -54,15 +53,16 @@ def model_routes(desk: Desk) -> APIRouter:
         prompt = member.find(body.messages, tools)  # type: ignore[arg-type]  # checked there
         _check_room(desk, prompt)
 
-        async def work() -> list[Said]:
+        async def work() -> Answer:
             # With tool_choice "none" the tools stay in the prompt, whose ids go on, and calls are only text.
             readable = None if body.tool_choice == "none" else tools
             drawn = await _unless_left(request, member.draw(prompt, n=body.n, sampling=params))
-            return member.keep([drawn], tools=readable, stop=body.stops)
+            said = member.keep([drawn], tools=readable, stop=body.stops)
+            return desk.answer(
+                "chatcmpl", said, logprobs=bool(body.logprobs), ids=bool(body.return_token_ids)
+            )
 
-        said = await desk.sessions.run(session, work())
-        answer = desk.answer("chatcmpl", said, logprobs=bool(body.logprobs), ids=bool(body.return_token_ids))
-        return _respond(session, answer, body, ignored, chat_answer, chat_events)
+        return await _respond(desk, session, work(), body, ignored, chat_answer, chat_events)
 
     async def completions(request: Request) -> Response:
         session, member = _speaker(desk, request)
@@ -72,14 +72,14 @@ def model_routes(desk: Desk) -> APIRouter:
         for prompt in prompts:
             _check_room(desk, prompt)
 
-        async def work() -> list[Said]:
+        async def work() -> Answer:
             drawn = await _unless_left(request, _draw(member, prompts, body.n, params))
-            return member.keep(drawn, stop=body.stops, plain=True)
+            said = member.keep(drawn, stop=body.stops, plain=True)
+            return desk.answer(
+                "cmpl", said, logprobs=body.logprobs is not None, ids=bool(body.return_token_ids)
+            )
 
-        said = await desk.sessions.run(session, work())
-        wants_logprobs = body.logprobs is not None
-        answer = desk.answer("cmpl", said, logprobs=wants_logprobs, ids=bool(body.return_token_ids))
-        return _respond(session, answer, body, ignored, completion_answer, completion_events)
+        return await _respond(desk, session, work(), body, ignored, completion_answer, completion_events)
 
     for prefix in ("", "/s/{session}/{member}"):
         routes.add_api_route(f"{prefix}/v1/models", models, methods=["GET"])
@@ -154,18 +154,24 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _respond(
+async def _respond(
+    desk: Desk,
     session: Session,
-    answer: Answer,
+    work: Coroutine[Any, Any, Answer],
     body: Asking,
     ignored: Sequence[str],
     whole: Callable[[Answer], dict[str, Any]],
-    events: Events,
+    events: Callable[..., Iterator[bytes]],
 ) -> Response:
-    """Answers at once or as a stream, and says which wishes were not followed."""
-    session.ignored.update(ignored)
+    """Answers at once or as a stream, and says which wishes are not followed."""
     headers = {IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
-    if body.stream:
-        stream = as_events(events(answer), answer, usage=body.wants_usage)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-    return JSONResponse(whole(answer), headers=headers)
+
+    async def asked() -> Answer:
+        answer = await desk.sessions.run(session, work)
+        session.ignored.update(ignored)
+        return answer
+
+    if not body.stream:
+        return JSONResponse(whole(await asked()), headers=headers)
+    bodies = partial(events, usage=body.wants_usage)
+    return await EventStream.begin(asked(), bodies, every=desk.keep_alive, headers=headers)

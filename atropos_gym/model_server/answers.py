@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from atropos_gym.html import Pieces
+from atropos_gym.model_server.stream import event
 from atropos_gym.rollout.conversation import Said
 
-__all__ = ["Answer", "as_events", "chat_answer", "chat_events", "completion_answer", "completion_events"]
+__all__ = ["Answer", "chat_answer", "chat_events", "completion_answer", "completion_events"]
 
-PIECE = 32
-"""Characters in each event of a stream: replies are whole before they are sent."""
+_WORDS = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Answer:
         created: seconds since 1970.
         model: who spoke.
         said: the replies, in order; those to one prompt stand together.
-        pieces: how ids are shown; None leaves logprobs out.
+        pieces: how ids are shown.
+        logprobs: tell the logprobs of the sampled ids too.
         ids: tell the ids too.
     """
 
@@ -33,7 +35,8 @@ class Answer:
     created: int
     model: str
     said: Sequence[Said]
-    pieces: Pieces | None = None
+    pieces: Pieces
+    logprobs: bool = False
     ids: bool = False
 
     @property
@@ -65,7 +68,7 @@ def chat_answer(answer: Answer) -> dict[str, Any]:
             index,
             said,
             message=_message(said),
-            logprobs=_chat_logprobs(said, answer.pieces),
+            logprobs=_chat_logprobs(said, answer),
             finish_reason=said.finish_reason,
         )
         for index, said in enumerate(answer.said)
@@ -80,7 +83,7 @@ def completion_answer(answer: Answer) -> dict[str, Any]:
             index,
             said,
             text=said.message["content"],
-            logprobs=_text_logprobs(said, answer.pieces),
+            logprobs=_text_logprobs(said, answer),
             finish_reason=said.finish_reason,
         )
         for index, said in enumerate(answer.said)
@@ -88,55 +91,45 @@ def completion_answer(answer: Answer) -> dict[str, Any]:
     return {**answer.head("text_completion"), "choices": choices, "usage": answer.usage}
 
 
-def chat_events(answer: Answer) -> Iterator[dict[str, Any]]:
-    """Yields the bodies of ``chat.completion.chunk``, without usage."""
+def chat_events(answer: Answer, *, usage: bool) -> Iterator[bytes]:
+    """Yields a streamed ``chat.completion``, the events of a choice at a time."""
+    head = answer.head("chat.completion.chunk") | ({"usage": None} if usage else {})
     for index, said in enumerate(answer.said):
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        message = _message(said)
-        deltas += [{"reasoning_content": piece} for piece in _pieces(message.get("reasoning_content"))]
-        deltas += [{"content": piece} for piece in _pieces(message["content"])]
-        for number, call in enumerate(message.get("tool_calls", ())):
-            function = {"name": call["function"]["name"], "arguments": ""}
-            deltas.append({"tool_calls": [{**call, "index": number, "function": function}]})
-            deltas += [
-                {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
-                for piece in _pieces(call["function"]["arguments"])
-            ]
-        for delta in deltas:
-            yield _chat_chunk(answer, {"index": index, "delta": delta, "finish_reason": None})
-        logprobs = _chat_logprobs(said, answer.pieces)
+        told = {"index": index, "finish_reason": None}
+        deltas = _deltas(_message(said), _spelt(said, answer.pieces))
+        chunks = [head | {"choices": [{**told, "delta": delta}]} for delta in deltas]
+        logprobs = _chat_logprobs(said, answer)
         last = answer.choice(index, said, delta={}, logprobs=logprobs, finish_reason=said.finish_reason)
-        yield _chat_chunk(answer, last)
-
-
-def completion_events(answer: Answer) -> Iterator[dict[str, Any]]:
-    """Yields the bodies of a streamed ``text_completion``, without usage."""
-    for index, said in enumerate(answer.said):
-        for piece in _pieces(said.message["content"]):
-            choice = {"index": index, "text": piece, "logprobs": None, "finish_reason": None}
-            yield {**answer.head("text_completion"), "choices": [choice]}
-        logprobs = _text_logprobs(said, answer.pieces)
-        last = answer.choice(index, said, text="", logprobs=logprobs, finish_reason=said.finish_reason)
-        yield {**answer.head("text_completion"), "choices": [last]}
-
-
-def as_events(bodies: Iterator[dict[str, Any]], answer: Answer, *, usage: bool) -> Iterator[bytes]:
-    """Yields server-sent events; the last one says that all is said."""
-    kind = None
-    for body in bodies:
-        kind = body["object"]
-        yield _event(body | ({"usage": None} if usage else {}))
+        yield b"".join(map(event, [*chunks, head | {"choices": [last]}]))
     if usage:
-        yield _event({**answer.head(kind or "text_completion"), "choices": [], "usage": answer.usage})
-    yield b"data: [DONE]\n\n"
+        yield event(head | {"choices": [], "usage": answer.usage})
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+def completion_events(answer: Answer, *, usage: bool) -> Iterator[bytes]:
+    """Yields a streamed ``text_completion``, the events of a choice at a time."""
+    head = answer.head("text_completion") | ({"usage": None} if usage else {})
+    for index, said in enumerate(answer.said):
+        told = {"index": index, "logprobs": None, "finish_reason": None}
+        pieces = _cut(said.message["content"], _spelt(said, answer.pieces))
+        chunks = [head | {"choices": [{**told, "text": piece}]} for piece in pieces]
+        logprobs = _text_logprobs(said, answer)
+        last = answer.choice(index, said, text="", logprobs=logprobs, finish_reason=said.finish_reason)
+        yield b"".join(map(event, [*chunks, head | {"choices": [last]}]))
+    if usage:
+        yield event(head | {"choices": [], "usage": answer.usage})
 
 
-def _chat_chunk(answer: Answer, choice: dict[str, Any]) -> dict[str, Any]:
-    return {**answer.head("chat.completion.chunk"), "choices": [choice]}
+def _deltas(message: dict[str, Any], spelt: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields a message bit by bit; each call begins with its id and name, its arguments follow."""
+    yield {"role": "assistant", "content": ""}
+    for name in ("reasoning_content", "content"):
+        for piece in _cut(message.get(name), spelt):
+            yield {name: piece}
+    for number, call in enumerate(message.get("tool_calls", ())):
+        function = {"name": call["function"]["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": number, **call, "function": function}]}
+        for piece in _cut(call["function"]["arguments"], spelt):
+            yield {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
 
 
 def _message(said: Said) -> dict[str, Any]:
@@ -147,19 +140,35 @@ def _message(said: Said) -> dict[str, Any]:
     return message
 
 
-def _pieces(text: str | None) -> list[str]:
-    return [text[at : at + PIECE] for at in range(0, len(text), PIECE)] if text else []
+def _spelt(said: Said, pieces: Pieces) -> list[str]:
+    """Returns the sampled ids as text, those of one character together."""
+    return [text for _, text in pieces.chunks(said.ids)]
 
 
-def _spelt(said: Said, pieces: Pieces) -> list[bytes]:
+def _cut(text: str | None, spelt: Sequence[str]) -> list[str]:
+    """Returns a text in pieces: as its ids are, where it was sampled as it stands, else word by word.
+
+    >>> _cut("in short", [" in", " sh", "ort", " "]), _cut("in  short", ["x"]), _cut(None, [])
+    (['in', ' sh', 'ort'], ['in  ', 'short'], [])
+    """
+    if not text:
+        return []
+    start = "".join(spelt).find(text)
+    if start < 0:
+        return _WORDS.findall(text)
+    ends = [end - start for end in accumulate(map(len, spelt)) if 0 < end - start < len(text)]
+    return [text[one:other] for one, other in pairwise([0, *ends, len(text)]) if one < other]
+
+
+def _bytes(said: Said, pieces: Pieces) -> list[bytes]:
     """Returns the bytes of each sampled id; control ids by name."""
     names = (pieces.control(id_) for id_ in said.ids)
     texts = (pieces.text(id_) if name is None else name for id_, name in zip(said.ids, names, strict=True))
     return [text.encode("utf-8", "surrogateescape") for text in texts]
 
 
-def _chat_logprobs(said: Said, pieces: Pieces | None) -> dict[str, Any] | None:
-    if pieces is None:
+def _chat_logprobs(said: Said, answer: Answer) -> dict[str, Any] | None:
+    if not answer.logprobs:
         return None
     return {
         "content": [
@@ -169,16 +178,16 @@ def _chat_logprobs(said: Said, pieces: Pieces | None) -> dict[str, Any] | None:
                 "bytes": list(spelt),
                 "top_logprobs": [],
             }
-            for spelt, logprob in zip(_spelt(said, pieces), said.logprobs, strict=True)
+            for spelt, logprob in zip(_bytes(said, answer.pieces), said.logprobs, strict=True)
         ],
         "refusal": None,
     }
 
 
-def _text_logprobs(said: Said, pieces: Pieces | None) -> dict[str, Any] | None:
-    if pieces is None:
+def _text_logprobs(said: Said, answer: Answer) -> dict[str, Any] | None:
+    if not answer.logprobs:
         return None
-    tokens = [spelt.decode("utf-8", "replace") for spelt in _spelt(said, pieces)]
+    tokens = [spelt.decode("utf-8", "replace") for spelt in _bytes(said, answer.pieces)]
     offsets = [0]
     for token in tokens[:-1]:
         offsets.append(offsets[-1] + len(token))

@@ -45,6 +45,7 @@ def create_app(
     token: str | None = None,
     hosts: Sequence[str] = (),
     max_body_bytes: int = 64 * 2**20,
+    keep_alive: float = 10.0,
 ) -> FastAPI:
     """Builds the server; two of them can live in one process.
 
@@ -63,6 +64,7 @@ def create_app(
         token: opens ``/sessions``; a member's URL and key are secrets of their own.
         hosts: names besides loopback's that requests may be addressed to; ``"*"`` is any.
         max_body_bytes: a request with a longer body is answered 413.
+        keep_alive: seconds from one sign of life to the next while a streamed reply is being sampled.
 
     Returns:
         The application; its ``state.desk.sessions`` has counts and what is being played.
@@ -78,6 +80,8 @@ def create_app(
         raise ConfigError(f"wishes must be 'session', 'request' or 'refuse', got {wishes!r}")
     if max_body_bytes < 1:
         raise ConfigError(f"max_body_bytes must be >= 1, got {max_body_bytes}")
+    if not keep_alive > 0:
+        raise ConfigError(f"keep_alive must be > 0, got {keep_alive}")
     sampling = sampling or SamplingParams(max_tokens=512)
     sessions = Sessions(
         engine,
@@ -88,7 +92,7 @@ def create_app(
         idle_seconds=idle_seconds,
         alternatives=alternatives,
     )
-    desk = Desk(engine, sessions, wishes, token, outlet, max_body_bytes)
+    desk = Desk(engine, sessions, wishes, token, outlet, max_body_bytes, keep_alive)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -146,6 +150,4 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     # The error itself goes to the log: Starlette raises it again after this answer.
-    return Refusal(
-        "internal error: see the server's log", 500, kind="server_error", code="internal"
-    ).response()
+    return Refusal.internal().response()

@@ -39,16 +39,20 @@ class Refusal(Exception):
         self.param = param
         self.retry = retry
 
+    @classmethod
+    def internal(cls) -> Refusal:
+        """Returns what is said of a fault of ours; what it was goes to the log."""
+        return cls("internal error: see the server's log", 500, kind="server_error", code="internal")
+
+    def body(self) -> dict[str, Any]:
+        """Returns what programs read."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
     def response(self) -> JSONResponse:
         """Returns the answer."""
-        error: dict[str, Any] = {
-            "message": str(self),
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
         headers = {"x-should-retry": "true" if self.retry else "false"}
-        return JSONResponse({"error": error}, self.status, headers)
+        return JSONResponse(self.body(), self.status, headers)
 
 
 def refusal_of(error: Exception) -> Refusal | None:

@@ -108,6 +108,33 @@ def test_a_connection_that_is_closed_cancels_what_was_asked() -> None:
         asyncio.run(leave(server))
 
 
+def test_signs_of_life_outlast_a_read_timeout_and_who_closes_a_stream_is_gone() -> None:
+    cancelled = threading.Event()
+
+    async def slow(number: int) -> None:
+        try:
+            await asyncio.sleep(4 if number == 0 else 1000)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    def agent(base_url: str, api_key: str, start: Any) -> float:
+        asked: Any = {"model": "x", "messages": [{"role": "user", "content": "hi"}]}
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=2) as client:
+            with client.chat.completions.stream(**asked) as stream:
+                said = [event.delta for event in stream if event.type == "content.delta"]
+            assert said == ["", "j", "a"]
+            client.chat.completions.create(stream=True, **asked).close()
+            assert cancelled.wait(120)
+        return 1.0
+
+    with ModelServer(saying("ja", delay=slow), keep_alive=0.05) as server:
+        [played] = asyncio.run(AgentCollector(agent, server.url, group_size=1).collect(["x"]))
+    assert played.failures == []
+    counts = played.report["counts"]
+    assert (counts["requests"], counts["replies"], counts["cancelled"]) == (2, 1, 1)
+
+
 def test_stopping_lets_nobody_wait() -> None:
     begun = threading.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,3 +68,13 @@ def with_front(engine: ScriptedEngine, talk: Callable[[Front], Awaitable[Any]], 
             return await talk(front)
 
     return asyncio.run(inside())
+
+
+def client_of(app: Any, base_url: str, api_key: str) -> Any:
+    """openai's client, for an application without a port."""
+    import openai
+
+    if not hasattr(app.state, "http"):
+        http = importlib.import_module("httpx2" if hasattr(openai, "DefaultAsyncHttpx2Client") else "httpx")
+        app.state.http = http.AsyncClient(transport=http.ASGITransport(app))
+    return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=app.state.http, max_retries=0)

@@ -107,53 +107,6 @@ def test_n_replies_and_the_one_that_goes_on() -> None:
     assert sorted(rows(with_front(engine, talk))) == [say("a"), [*say("b"), *say("d")], say("c")]
 
 
-async def _stream(front: Front, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    response = await front.post(path, {**body, "stream": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-
-
-def test_a_stream_says_the_same_in_pieces() -> None:
-    text = "ä" * 40 + "b"
-
-    async def talk(front: Front) -> None:
-        await front.open()
-        usage = {"stream_options": {"include_usage": True}, "logprobs": True}
-        events = await _stream(front, "/chat/completions", {"messages": HI, **usage})
-        *chunks, last = events
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert deltas[0]["role"] == "assistant"
-        assert "".join(delta.get("content", "") for delta in deltas) == text
-        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
-        assert len(chunks[-1]["choices"][0]["logprobs"]["content"]) == 82
-        assert last["choices"] == [] and last["usage"]["completion_tokens"] == 82
-        events = await _stream(front, "/completions", {"prompt": "hi"})
-        assert "".join(event["choices"][0]["text"] for event in events) == text
-        assert events[-1]["choices"][0]["finish_reason"] == "stop"
-
-    with_front(saying(text), talk)
-
-
-def test_a_stream_of_calls() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    said = '<think>hm</think>Now.<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
-
-    async def talk(front: Front) -> None:
-        await front.open()
-        events = await _stream(front, "/chat/completions", {"messages": HI, "tools": [tool]})
-        deltas = [event["choices"][0]["delta"] for event in events]
-        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm"
-        assert "".join(delta.get("content", "") for delta in deltas) == "Now."
-        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-        assert calls[0]["function"]["name"] == "f" and len(calls[0]["id"]) == 9
-        assert "".join(call["function"]["arguments"] for call in calls) == '{"a": "é"}'
-        assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-    with_front(saying(said), talk)
-
-
 def test_tool_choice_none_leaves_calls_as_text_and_goes_on() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -7,8 +7,6 @@ sampled, with its logprobs.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,36 +19,17 @@ from atropos_gym.errors import EngineError
 from atropos_gym.model_server import AgentCollector
 from atropos_gym.rendering import ChatRenderer, chat_renderer
 from atropos_gym.tokenizers import load_tokenizer
+from tests.tools.calculator import ADD, add
 from tests.tools.fake_vllm import FakeVLLM
 from tests.tools.imitation_tokenizers import tiny_tokenizer
 from tests.tools.recording import Recording, check_against
-from tests.unit.model_server_cases import BASE, Front, fronted
+from tests.unit.model_server_cases import BASE, Front, client_of, fronted
 from tests.unit.rollout_cases import saying
 from tests.unit.session_cases import CALLS
 
 openai = pytest.importorskip("openai")
 
 HI = [{"role": "user", "content": "hi"}]
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-
-
-def client_of(app: Any, base_url: str, api_key: str) -> Any:
-    """openai's client, for an application without a port."""
-    if not hasattr(app.state, "http"):
-        http = importlib.import_module("httpx2" if hasattr(openai, "DefaultAsyncHttpx2Client") else "httpx")
-        app.state.http = http.AsyncClient(transport=http.ASGITransport(app))
-    return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=app.state.http, max_retries=0)
 
 
 async def calculator(client: Any, question: str, *, stream: bool) -> float:
@@ -72,11 +51,7 @@ async def calculator(client: Any, question: str, *, stream: bool) -> float:
         if not answer.tool_calls:
             return float(answer.content == "It is 5.")
         for call in answer.tool_calls:
-            try:
-                given = json.loads(call.function.arguments)
-                result = str(given["a"] + given["b"])
-            except (KeyError, TypeError):
-                result = "error: a and b are needed"
+            result = add(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return 0.0
 

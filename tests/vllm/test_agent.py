@@ -10,24 +10,12 @@ import pytest
 
 from atropos_gym.engines import VLLMEngine, VLLMServer
 from atropos_gym.model_server import AgentCollector, ModelServer
+from tests.tools.calculator import ADD
 from tests.tools.recording import Recording, check_against
 
 openai = pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
-
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
 
 
 async def agent(base_url: str, api_key: str, start: str) -> float:
