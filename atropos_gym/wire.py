@@ -308,8 +308,10 @@ class Policy(_PolicyFields):
 
     Attributes:
         published_at: Unix seconds; None before the first version.
+        superseded: another trainer has registered since, and its own first version is still to come.
         held: versions that services said they still use.
     """
 
     published_at: float | None = None
+    superseded: bool = False
     held: list[int] = []

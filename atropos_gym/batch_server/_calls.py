@@ -128,7 +128,7 @@ def post(path: str, body: Mapping[str, Any], **params: Any) -> Call[dict[str, An
     return Call("POST", path, _object, params=params, content=to_json(body))
 
 
-def register(takeover: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def register(takeover: bool, trainer: str | None, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """POST ``/register``; what is not given has a value that asks for nothing."""
     defaults = {
         "wandb_group": "",
@@ -141,7 +141,7 @@ def register(takeover: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
         "num_steps": -1,
     }
     body = _checked(Registration, {**defaults, **fields})
-    return post("/register", body, takeover=True if takeover else None)
+    return post("/register", body, takeover=True if takeover else None, trainer=trainer)
 
 
 def register_env(fields: Mapping[str, Any]) -> Call[dict[str, Any]]:

@@ -195,7 +195,7 @@ class BatchClient(_Client):
 
     def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
         """Registers as the trainer (fields of ``Registration``); later calls carry the id that it gets."""
-        reply = self._run(calls.register(takeover, fields))
+        reply = self._run(calls.register(takeover, self.trainer_id, fields))
         self.trainer_id = reply.get("trainer_id")
         return reply
 
@@ -371,7 +371,7 @@ class AsyncBatchClient(_Client):
 
     async def register(self, *, takeover: bool = False, **fields: Any) -> dict[str, Any]:
         """Registers as the trainer."""
-        reply = await self._run(calls.register(takeover, fields))
+        reply = await self._run(calls.register(takeover, self.trainer_id, fields))
         self.trainer_id = reply.get("trainer_id")
         return reply
 

@@ -58,8 +58,10 @@ class Store(Protocol):
         """Does what is due: leases run out, buffers are released, silent environments leave."""
         ...
 
-    def register(self, settings: Registration, now: float, *, takeover: bool = False) -> str:
-        """Registers a trainer; returns its id, 32 hex digits."""
+    def register(
+        self, settings: Registration, now: float, *, takeover: bool = False, trainer_id: str | None = None
+    ) -> str:
+        """Registers a trainer; returns its id, 32 hex digits. One that names its id comes again."""
         ...
 
     def trainer_seen(self, now: float, trainer_id: str | None = None) -> None:

@@ -1,7 +1,8 @@
 """Follows the trainer's policy: loads each version into the engine, and says which ones are still used.
 
 A run that had ended before the first look was somebody else's: its last version is not loaded, for its folder
-may be gone, and its end is not the end of what follows.
+may be gone, and its end is not the end of what follows. Nor is a version loaded after another trainer has
+registered, which is yet to publish its own.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Follower:
         after = -1 if self.version is None else self.version
         policy = await client.policy(after, FOLLOW, env_id, self._held())
         self._note(policy)
-        ours = _mark(policy) != self._before
+        ours = _mark(policy) != self._before and not policy.superseded
         finished = policy.finished and ours
         if policy.version is not None and ours and self.is_new(policy):
             await self._take_over(policy)

@@ -407,7 +407,7 @@ class EnvironmentService:
         due = (
             self._evaluation is not None
             and self._evaluation.due(status["current_step"], self._position.evaluated_at)
-            and status.get("policy_version") == self.version
+            and (status.get("superseded") or status.get("policy_version") == self.version)
             and not (_exact(status) and self.version is None)
         )
         if due and self._evaluation is not None:

@@ -262,6 +262,49 @@ def test_a_run_that_was_finished_before_the_service_came_is_neither_loaded_nor_i
     assert service.report["versions"] == [4]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_service_that_comes_before_a_new_trainers_first_version_does_not_load_the_old_one(
+    lag: int, ends: bool
+) -> None:
+    """Whether the trainer before it finished or was killed: its weights are no longer wanted, or gone."""
+    engine = saying("ja")
+
+    async def old(network: Network) -> None:
+        trainer = Trainer(network, lag=lag)
+        await trainer.start()
+        await trainer.publish(3)
+        if ends:
+            await trainer.finish()
+        await trainer.client.close()
+
+    async def new(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await old(network)
+        await trainer.start(takeover=True, num_steps=7)
+        shown = await trainer.client.policy()
+        assert (shown.version, shown.superseded) == (3, True), "the new one goes on counting from it"
+        await asyncio.sleep(100)
+        assert service._env_id is not None, "it is there"
+        assert engine.published == [] and engine.calls == []
+        await trainer.publish(4)
+        assert versions(await trainer.take()) == [4] * GROUPS
+        await trainer.finish()
+
+    service, _ = play(new, trainer={"run": "r2", "lag": lag}, engine=engine)
+    assert service.report["versions"] == [4]
+
+
+def test_a_service_that_comes_while_another_process_of_the_trainer_registers_follows_it() -> None:
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        await trainer.start()
+        await trainer.publish(3)
+        await trainer.start()  # each process of some trainers does, with the same settings
+        assert versions(await trainer.take()) == [3] * GROUPS
+        await trainer.finish()
+
+    play(trains, trainer={"lag": 0})
+
+
 def test_a_trainer_that_publishes_the_finished_runs_last_version_again_is_followed() -> None:
     async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
         await trainer.start()

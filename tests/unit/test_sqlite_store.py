@@ -62,6 +62,24 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
         yield store
 
 
+@pytest.mark.parametrize("knows_it", [False, True])
+def test_after_a_restart_a_trainer_of_the_same_settings_is_another_one_unless_it_says_who_it_is(
+    store: SqliteStore, tmp_path: Path, knows_it: bool
+) -> None:
+    known = store.register(registration(8), NOW)
+    publish(store, 3)
+    saved(store)
+    with crash(store, tmp_path / "copy.sqlite") as again:
+        assert not again.policy(NOW).superseded
+        again.register(registration(8), NOW + 1, trainer_id=known if knows_it else None)
+        assert again.policy(NOW).superseded == (not knows_it)
+        saved(again)
+        with crash(again, tmp_path / "copy2.sqlite") as third:
+            assert third.policy(NOW).superseded == (not knows_it), "nor does a restart make it current"
+            publish(third, 4, "s")
+            assert not third.policy(NOW).superseded
+
+
 def test_all_comes_back_as_it_was(store: SqliteStore, tmp_path: Path) -> None:
     env = add_env(store, group_size=4)
     add_env(store, desired_name="other")

@@ -609,6 +609,48 @@ def test_a_trainer_that_registers_begins_where_a_run_has_ended() -> None:
     )
 
 
+def superseded(store: MemoryStore) -> bool:
+    shown, status = store.policy(NOW), store.status()
+    assert shown.superseded == status.get("superseded", False)
+    assert shown.version == status["policy_version"] == 3, "the next version is above it in any case"
+    return shown.superseded
+
+
+@pytest.mark.parametrize("seconds", [1, 61])
+def test_what_another_trainer_published_is_superseded_until_the_new_one_publishes(seconds: int) -> None:
+    store = MemoryStore()
+    publish(store, 3)
+    first = store.register(registration(8), NOW)
+    assert not superseded(store), "nobody registered before it"
+    again = store.register(registration(8), NOW + seconds)
+    assert superseded(store) == (seconds > 60), "else it may be a process more of the same trainer"
+    if seconds > 60:
+        publish(store, 3)  # it goes on with the same weights
+    store.register(registration(12), NOW + seconds, takeover=True, trainer_id=again)
+    assert not superseded(store), "the same trainer with other wishes"
+    store.register(registration(16), NOW + seconds, takeover=True, trainer_id=first)
+    assert superseded(store), "that one was replaced"
+    store.register(registration(16), NOW + seconds)
+    assert superseded(store), "still nobody has published"
+    publish(store, 3)
+    assert not superseded(store)
+    store.register(registration(8), NOW + seconds, takeover=True)
+    assert superseded(store)
+    publish(store, 4, "s")
+    assert not store.policy(NOW).superseded
+
+
+def test_the_end_of_a_run_whose_trainer_came_again_is_its_end() -> None:
+    store = MemoryStore()
+    store.register(registration(8), NOW)
+    publish(store, 3)
+    store.register(registration(12), NOW, takeover=True)
+    store.publish(PolicyUpdate(run="r", finished=True), NOW)
+    assert store.policy(NOW).finished and not superseded(store)
+    store.register(registration(12), NOW)
+    assert superseded(store), "who comes after the end is another one"
+
+
 def test_the_first_tokenizer_stays_unless_forced() -> None:
     store = MemoryStore()
     publish(store, 0, tokenizer_fingerprint="a")

@@ -32,10 +32,13 @@ def trainer_routes(desk: Desk) -> APIRouter:
     store = desk.store
 
     @router.post("/register", openapi_extra=schema_of(Registration))
-    async def register(request: Request, takeover: bool = False) -> Response:
-        """Registers a trainer: the first one's settings hold until it is silent or replaced."""
+    async def register(request: Request, takeover: bool = False, trainer: str | None = None) -> Response:
+        """Registers a trainer: the first one's settings hold until it is silent or replaced.
+
+        Whoever comes again, with other settings, names the id that it got: what it published goes on.
+        """
         settings = read_body(request, Registration)
-        trainer_id = store.register(settings, desk.now(), takeover=takeover)
+        trainer_id = store.register(settings, desk.now(), takeover=takeover, trainer_id=trainer)
         desk.notify()
         return reply({"uuid": UUID(hex=trainer_id).int, "trainer_id": trainer_id})
 
@@ -104,7 +107,7 @@ def trainer_routes(desk: Desk) -> APIRouter:
         env_id: int | None = None,
         holding: str | None = None,
     ) -> Response:
-        """Shows the newest version; with ``after``, once there is a newer one or the run has ended."""
+        """Shows the newest version; with ``after``, once the trainer has a newer one or the run has ended."""
         now = desk.now()
         store.env_seen(env_id, now)
         if holding is not None:
@@ -113,13 +116,13 @@ def trainer_routes(desk: Desk) -> APIRouter:
         def newer() -> Policy | None:
             policy = store.policy(desk.now())
             fresh = policy.version is not None and (after is None or policy.version > after)
-            return policy if fresh or policy.finished else None
+            return policy if (fresh and not policy.superseded) or policy.finished else None
 
         seconds = wait_seconds if after is not None else 0.0
         found = await desk.hold(seconds, newer) or store.policy(desk.now())
         if found.version is None:
             return reply({"version": None, "finished": found.finished, "held": found.held})
-        return reply(found.model_dump())
+        return reply(found.model_dump(exclude=None if found.superseded else {"superseded"}))
 
     return router
 

@@ -58,6 +58,7 @@ class MemoryStore(Readings):
         self._trainers: set[str] = set()
         self._replaced: set[str] = set()
         self._trainer_seen_at = 0.0
+        self._trainer_heard = False  # by this process
         self._latest: PackedGroup | None = None
 
     def reset(self) -> None:
@@ -106,11 +107,16 @@ class MemoryStore(Readings):
 
     # Trainers.
 
-    def register(self, settings: Registration, now: float, *, takeover: bool = False) -> str:
+    def register(
+        self, settings: Registration, now: float, *, takeover: bool = False, trainer_id: str | None = None
+    ) -> str:
         """Registers a trainer; returns its id, 32 hex digits."""
         current = self._stock.config
+        silent = now - self._trainer_seen_at
+        # With the same settings it may be another process of the same trainer, while that is alive.
+        beside = current == settings and self._trainer_heard and silent <= self.limits.trainer_timeout
+        anew = current is not None and trainer_id not in self._trainers and not beside
         if current is not None and current != settings:
-            silent = now - self._trainer_seen_at
             if not takeover and silent <= self.limits.trainer_timeout:
                 raise Conflict(
                     f"a trainer is registered with other settings: {_differences(current, settings)}; "
@@ -121,18 +127,18 @@ class MemoryStore(Readings):
             self._trainers = set()
         trainer_id = uuid4().hex
         self._trainers.add(trainer_id)
-        self._trainer_seen_at = now
+        self._trainer_seen_at, self._trainer_heard = now, True
         self._stock.config = settings
         self._stock.step = max(self._stock.step, settings.starting_step)
         self._stock.sweep()
-        self._policies.begin()
+        self._policies.begin(anew=anew)
         return trainer_id
 
     def trainer_seen(self, now: float, trainer_id: str | None = None) -> None:
         """Notes a sign of life of the trainer; refuses one that another has replaced."""
         if trainer_id in self._replaced:
             raise Conflict(f"trainer {trainer_id} was replaced by another one: register again")
-        self._trainer_seen_at = now
+        self._trainer_seen_at, self._trainer_heard = now, True
 
     def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> None:
         """Takes a learner's newest version."""

@@ -33,9 +33,19 @@ class PolicyBoard:
         """Whether the current run has ended."""
         return self._policy.finished
 
-    def begin(self) -> None:
-        """A trainer has come: the run that ended before it is nobody's end any more."""
-        self._policy = self._policy.model_copy(update={"finished": False})
+    @property
+    def superseded(self) -> bool:
+        """Whether the newest version is of a trainer that another one has replaced."""
+        return self._policy.superseded
+
+    def begin(self, *, anew: bool) -> None:
+        """A trainer has come: the run that ended before it is nobody's end any more.
+
+        Args:
+            anew: it is another one than who published so far: that is not what it wants to be played.
+        """
+        superseded = self.version is not None and (anew or self.finished or self.superseded)
+        self._policy = self._policy.model_copy(update={"finished": False, "superseded": superseded})
 
     def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> bool:
         """Takes a learner's newest version, or the end of its run.
@@ -62,7 +72,7 @@ class PolicyBoard:
             )
         if current.version is not None and update.version <= current.version:
             if self._same(update):
-                self._policy = current.model_copy(update={"published_at": now})
+                self._policy = current.model_copy(update={"published_at": now, "superseded": False})
                 return False
             raise Conflict(
                 f"version {update.version} of run {update.run!r} does not follow version {current.version} "
@@ -77,12 +87,12 @@ class PolicyBoard:
         if current.version is not None and update.run != current.run:
             raise Conflict(f"run {update.run!r} is not the current one, {current.run!r}")
         changed = not current.finished
-        self._policy = current.model_copy(update={"run": update.run, "finished": True})
+        self._policy = current.model_copy(update={"run": update.run, "finished": True, "superseded": False})
         return changed
 
     def _same(self, update: PolicyUpdate) -> bool:
         """Whether this very update was the last one."""
-        known = self._policy.model_dump(exclude={"published_at", "held", "finished"})
+        known = self._policy.model_dump(exclude={"published_at", "held", "finished", "superseded"})
         return update.model_dump(exclude={"finished"}) == known
 
     def hold(self, env_id: int | None, versions: Iterable[int], now: float) -> None:

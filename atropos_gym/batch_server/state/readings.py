@@ -158,9 +158,14 @@ class Readings:
             "queue_size": self._stock.queue.groups,
             "queue_sequences": self._stock.queue.sequences,
             "leased_groups": self._stock.leases.groups,
-            "policy_version": self._policies.version,
-            "finished": self._policies.finished,
+            **self._policy(),
         }
+
+    def _policy(self) -> dict[str, Any]:
+        """The newest version, and whose it is no more."""
+        superseded = {"superseded": True} if self._policies.superseded else {}
+        version, finished = self._policies.version, self._policies.finished
+        return {"policy_version": version, "finished": finished, **superseded}
 
     def status(self) -> dict[str, Any]:
         """Body of GET ``/status``."""
@@ -178,8 +183,7 @@ class Readings:
             "env_weight": self._envs.weight(env),
             "queue_groups": queue.groups,
             "self_queue_groups": queue.groups_of[env_id],
-            "policy_version": self._policies.version,
-            "finished": self._policies.finished,
+            **self._policy(),
             "num_steps": -1 if config is None else config.num_steps,
             "batch_size": -1 if config is None else config.batch_size,
             "wandb_name": env.wandb_name,
