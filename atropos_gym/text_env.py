@@ -230,6 +230,26 @@ class TextEnv(gymnasium.Env[Any, Any]):
         """Returns what a uniformly random legal player would say now, or None where that is unknown."""
         return None
 
+    def legal_replies(self) -> tuple[str, ...] | None:
+        """Returns all replies that are legal now, where they are few; None where that is unknown.
+
+        Those of ``answers`` that ``action_mask`` of ``extra_info`` allows, one entry each; without a mask all
+        of them. A task that knows better says it itself.
+
+        Raises:
+            ConfigError: the mask has not one entry for each answer.
+        """
+        answers = self.answers
+        mask = None if answers is None else self.extra_info().get("action_mask")
+        if answers is None or mask is None:
+            return answers
+        if len(mask) != len(answers):
+            raise ConfigError(
+                f"{type(self).__name__}: action_mask has {len(mask)} entries for {len(answers)} answers; "
+                "define legal_replies()"
+            )
+        return tuple(answer for answer, legal in zip(answers, mask, strict=True) if legal)
+
     def say(self, content: str) -> list[int]:
         r"""Returns the ids of a turn whose reply has this content, for ``sample_reply`` and ``answers``.
 

@@ -17,7 +17,7 @@ from atropos_gym.parsing import ParsedAction, describe_format, format_action, fo
 __all__ = ["Choice", "SpokenActions", "default_format"]
 
 MAX_ANSWERS = 1024
-"""More replies than this are not listed in ``answers``, more masks than this are not remembered."""
+"""More replies than this are not listed, more masks than this are not remembered."""
 
 
 def default_format(space: spaces.Space[Any]) -> str:
@@ -156,9 +156,12 @@ class SpokenActions:
     @property
     def answers(self) -> tuple[str, ...] | None:
         """Every reply that can be legal, where they are few."""
-        if not 0 < self._n <= MAX_ANSWERS:
-            return None
-        return tuple(map(self.say, range(self._first, self._first + self._n)))
+        return self.replies(self.choice(None))
+
+    def replies(self, choice: Choice) -> tuple[str, ...] | None:
+        """Returns the replies that may be chosen, where they are few."""
+        legal = range(self._first, self._first + self._n) if choice.actions is None else choice.actions
+        return tuple(map(self.say, legal)) if self._n and len(legal) <= MAX_ANSWERS else None
 
     def read(self, reply: Reply, choice: Choice | None) -> ParsedAction:
         """Returns the action in a reply."""

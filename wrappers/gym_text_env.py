@@ -287,6 +287,12 @@ class GymTextEnv(TextEnv):
             return {}
         return {"action_mask": list(choice.mask), "legal_actions": list(choice.words)}
 
+    def legal_replies(self) -> tuple[str, ...] | None:
+        """Returns the legal actions in the declared format, where they are few."""
+        if self._actions is None or self._parse is not None or self._choice is None:
+            return None
+        return self._actions.replies(self._choice)
+
     def sample_reply(self) -> str | None:
         """Returns a legal action, drawn uniformly; drawing it does not change what the simulator does."""
         if self._actions is None or self._parse is not None or self._choice is None:

@@ -56,8 +56,9 @@ def chat_body(
                 f"chat completions have no {name} (got {value}): leave it out, or give it in extra_body= "
                 "where the provider takes it"
             )
-    if params.allowed_ids is not None:
-        raise EngineError("chat completions know no ids, so allowed_ids cannot be asked for; leave them out")
+    for name in ("allowed_ids", "choices"):
+        if getattr(params, name) is not None:
+            raise EngineError(f"chat completions know no ids, so {name} cannot be asked for; leave them out")
     body: dict[str, Any] = {
         "model": model,
         "messages": [dict(message) for message in messages],

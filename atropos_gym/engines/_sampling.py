@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atropos_gym.engines._choices import following
 from atropos_gym.engines.base import SamplingParams, sampling_trainable
 
 __all__ = ["Sampler", "processed_logits", "stream_keys", "uniforms"]
@@ -62,9 +63,12 @@ def processed_logits(
         sampled: ids sampled so far.
     """
     x = logits.clone()
-    if params.allowed_ids is not None:
+    allowed = params.allowed_ids
+    if params.choices is not None:
+        allowed = following(params.choices)[tuple(sampled)]
+    if allowed is not None:
         mask = torch.full_like(x, -torch.inf)
-        mask[list(params.allowed_ids)] = 0
+        mask[list(allowed)] = 0
         x += mask
     if len(sampled) < params.min_tokens and params.stop_ids:
         x[list(params.stop_ids)] = -torch.inf

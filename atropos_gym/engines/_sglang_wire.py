@@ -26,6 +26,10 @@ def generate_body(body: Mapping[str, Any], request_ids: Sequence[str], adapter: 
     Raises:
         EngineError: SGLang cannot sample so.
     """
+    if "structured_outputs" in body:
+        raise EngineError(
+            "SGLang cannot choose among replies by their ids; leave choices (legal_only) out, or use vLLM"
+        )
     if "allowed_token_ids" in body:
         raise EngineError("SGLang cannot limit sampling to allowed_ids; leave them out, or use vLLM")
     common = {

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atropos_gym.engines._choices import check_choices
 from atropos_gym.engines._remote import Answer, Passing, RetryPolicy
 from atropos_gym.engines._traffic import Traffic
 from atropos_gym.engines._vllm_replica import VLLMReplica
@@ -89,6 +90,7 @@ class Requests:
         Raises:
             EngineError: as ``VLLMEngine.generate``.
         """
+        check_choices(request.params, self._rows, self._max_context - len(request.prompt))
         self._traffic.queued += 1
         try:
             await self._lanes[request.lane].acquire()
@@ -180,6 +182,11 @@ class Requests:
         if "maximum context length" in said or "max_tokens must be at least 1, got 0" in said:
             return ContextFull(
                 f"the prompt of {len(request.prompt)} ids does not fit in the server's context: {said}"
+            )
+        if request.params.choices is not None and "grammar" in said.lower():
+            return EngineError(
+                f"{url} cannot choose among replies by their ids ({said}): use vLLM >= 0.32, with the "
+                "structured outputs backend xgrammar (auto takes it)"
             )
         if "Out of range float" in said:
             return EngineError(

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, cast
 
+from atropos_gym.engines._choices import Choices, check_chosen
 from atropos_gym.engines.base import Completion, FinishReason, SamplingParams, sampling_trainable
 from atropos_gym.errors import AnswerRefused
 
-__all__ = ["cached_ids", "completion_body", "fresh_seed", "read_completions"]
+__all__ = ["cached_ids", "choices_grammar", "completion_body", "fresh_seed", "read_completions"]
 
 #: Above it a logprob is an error, below it rounding (0 is meant); the same in server and learner.
 ROUNDING = 1e-3
@@ -65,7 +66,24 @@ def completion_body(
     }
     if params.allowed_ids is not None:
         body["allowed_token_ids"] = list(params.allowed_ids)
+    if params.choices is not None:
+        body["structured_outputs"] = {"grammar": choices_grammar(params.choices)}
+        # A grammar may be ended by any end id that the server knows: only that of the choices stays.
+        body["allowed_token_ids"] = sorted({value for choice in params.choices for value in choice})
     return body
+
+
+def choices_grammar(choices: Choices) -> str:
+    """Returns what may be sampled before the end, as a grammar of xgrammar whose letters are ids.
+
+    Texts would admit every way to cut them into ids; a policy that keeps to the format has one.
+
+    Example:
+        >>> choices_grammar(((104, 105, 258), (104, 258), (258,)))
+        'root ::= Token(104) Token(105) | Token(104) | ""'
+    """
+    bodies = (" ".join(f"Token({value})" for value in choice[:-1]) for choice in choices)
+    return "root ::= " + " | ".join(body or '""' for body in bodies)
 
 
 def fresh_seed(seed: int, attempt: int) -> int:
@@ -182,6 +200,8 @@ def _completion(
         raise AnswerRefused(f"choice {index} has no ids and finish_reason {finish!r}")
     if params.allowed_ids is not None:
         _check_mask(ids, params.allowed_ids)
+    if params.choices is not None and finish != "abort":
+        check_chosen(ids, params.choices)
     logprobs = _logprobs(choice, ids)
     return Completion(
         ids=tuple(ids),

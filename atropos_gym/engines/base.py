@@ -60,6 +60,8 @@ class SamplingParams:
         seed: 63-bit seed of this request alone; None draws one from the engine's own stream.
         stop_ids: ids that end a completion; the matched one is the last of its ids.
         allowed_ids: if given, only these can be sampled.
+        choices: if given, only these replies can be sampled, each whole: ids as ``ChatRenderer.say`` gives
+            them, the end id included, thinking too. Those said twice count once.
 
     Raises:
         ConfigError: a value out of range, named.
@@ -81,6 +83,7 @@ class SamplingParams:
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
     allowed_ids: tuple[int, ...] | None = None
+    choices: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -99,6 +102,23 @@ class SamplingParams:
             raise ConfigError(f"min_tokens must be >= 0, got {self.min_tokens}")
         if self.allowed_ids is not None and not self.allowed_ids:
             raise ConfigError("allowed_ids must name at least one id, or be None")
+        if self.choices is not None:
+            self._check_choices(self.choices)
+
+    def _check_choices(self, choices: tuple[tuple[int, ...], ...]) -> None:
+        if not choices or not all(choices):
+            raise ConfigError("choices must hold at least one reply, and each of them an id; or be None")
+        if any(isinstance(choice, str) for choice in choices):
+            raise ConfigError(
+                f"choices are ids, got {choices!r:.60}: ChatRenderer.say(text) gives a text's ids"
+            )
+        for name, off in (("allowed_ids", None), ("min_tokens", 0)):
+            if getattr(self, name) != off:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} and choices exclude each other: choices say already which "
+                    "ids can be sampled and how many"
+                )
+        object.__setattr__(self, "choices", tuple(dict.fromkeys(map(tuple, choices))))
 
     def with_(self, **changes: Any) -> SamplingParams:
         """Returns a copy with some fields changed."""
@@ -127,8 +147,9 @@ def sampling_trainable(params: SamplingParams) -> Literal[True] | str:
             return f"{name}={getattr(params, name)}"
     if params.top_k > 0:
         return f"top_k={params.top_k}"
-    if params.allowed_ids is not None:
-        return "allowed_ids"
+    for name in ("allowed_ids", "choices"):
+        if getattr(params, name) is not None:
+            return name
     return True
 
 

@@ -77,12 +77,10 @@ def sampling_findings(params: SamplingParams) -> list[Finding]:
         if not off:
             detail = f"{name}={value} cuts or bends the distribution that the learner computes"
             found.append(Finding("sampling", "wrong", detail, f"set {name}={right}"))
-    if params.allowed_ids is not None:
-        found.append(
-            Finding(
-                "sampling", "wrong", "allowed_ids masks ids that the learner counts", "leave allowed_ids out"
-            )
-        )
+    for name in ("allowed_ids", "choices"):
+        if getattr(params, name) is not None:
+            detail = f"{name} masks ids that the learner counts"
+            found.append(Finding("sampling", "wrong", detail, f"leave {name} out"))
     return found
 
 

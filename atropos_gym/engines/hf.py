@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from atropos_gym.engines._batching import Batcher, Outcome, Request
+from atropos_gym.engines._choices import check_choices
 from atropos_gym.engines._decode import TrieDecoder
 from atropos_gym.engines._ids import as_ids, check_ids, check_samplable, room_left
 from atropos_gym.engines._lora import Adapters
@@ -215,6 +216,7 @@ class HFEngine(ServesVersions):
         if n < 1:
             raise EngineError(f"n must be >= 1, got {n}")
         self._check_params(params)
+        check_choices(params, self._rows, room)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         return Request(
             prompt=prompt,

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from math import exp, fsum, log
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
+from atropos_gym.engines._choices import Choices, check_choices, following
 from atropos_gym.engines._ids import check_ids, room_left
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
 from atropos_gym.engines.base import (
@@ -87,7 +89,8 @@ class ScriptedEngine(ServesVersions):
     Args:
         script: a function ``(prompt_ids, params, call_number) -> ids`` (or a whole ``Completion``, which is
             handed on as it is but for its version), or a table ``{prompt_ids: ids}``. Ids are cut after the
-            first stop id and at ``max_tokens``, as a model's would be.
+            first stop id and at ``max_tokens``, as a model's would be; under ``choices`` an id that cannot
+            follow gives way to the likeliest that can.
         tokenizer: as for ``load_tokenizer``.
         model: its name.
         max_context: most ids of prompt and completion.
@@ -162,7 +165,7 @@ class ScriptedEngine(ServesVersions):
             VersionExpired: the version is no longer served.
         """
         prompt = tuple(int(i) for i in prompt_ids)
-        self._check(prompt, n)
+        self._check(prompt, params, n)
         while True:
             if version is None:  # who holds one plays on through a restart
                 await self._versions.admitted()
@@ -177,11 +180,11 @@ class ScriptedEngine(ServesVersions):
         finally:
             self._versions.leave_requests(Counter((number,)))
 
-    def _check(self, prompt: tuple[int, ...], n: int) -> None:
+    def _check(self, prompt: tuple[int, ...], params: SamplingParams, n: int) -> None:
         if not prompt:
             raise EngineError("the prompt is empty; an engine continues at least one id")
         check_ids(prompt, self.tokenizer.rows, "prompt")
-        room_left(prompt, self.max_context)
+        check_choices(params, self.tokenizer.rows, room_left(prompt, self.max_context))
         if n < 1:
             raise EngineError(f"n must be >= 1, got {n}")
 
@@ -222,9 +225,12 @@ class ScriptedEngine(ServesVersions):
         room = self.max_context - len(prompt)
         answer = _ids_of(said)
         check_ids(answer, self.tokenizer.rows, "the script's answer")
-        ids = _as_sampled(answer, params.stop_ids, min(params.max_tokens, room))
+        if params.choices is None:
+            ids = _as_sampled(answer, params.stop_ids, min(params.max_tokens, room))
+            logprobs = tuple(self._logprob(prompt, ids, i, version) for i in range(len(ids)))
+        else:
+            ids, logprobs = self._chosen(prompt, answer, params.choices, version)
         greedy = params.temperature == 0
-        logprobs = tuple(self._logprob(prompt, ids, i, version) for i in range(len(ids)))
         finish: FinishReason = "stop" if ids and ids[-1] in params.stop_ids else "length"
         return Completion(
             ids=ids,
@@ -234,6 +240,22 @@ class ScriptedEngine(ServesVersions):
             trainable=sampling_trainable(params),
             cut_by_context=params.max_tokens > room,
         )
+
+    def _chosen(
+        self, prompt: tuple[int, ...], wanted: Sequence[int], choices: Choices, version: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Returns the choice nearest to what the script wanted, with logprobs renormalised over the trie."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        while allowed := following(choices).get(tuple(ids)):
+            at = len(ids)
+            values = {one: self._logprob(prompt, [*ids, one], at, version) for one in allowed}
+            likeliest = max(allowed, key=values.__getitem__)
+            one = wanted[at] if at < len(wanted) and wanted[at] in values else likeliest
+            total = values[likeliest] + log(fsum(exp(v - values[likeliest]) for v in values.values()))
+            ids.append(one)
+            logprobs.append(min(values[one] - total, 0.0))
+        return tuple(ids), tuple(logprobs)
 
     async def publish(self, version: int, adapter: str | Path) -> None:
         """Makes ``version`` the newest, under the rules of the real engine; the folder is never opened."""

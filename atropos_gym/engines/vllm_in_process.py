@@ -161,6 +161,9 @@ class AsyncLLMEndpoint(Endpoint):
         if name != self._model and name not in self._adapters:
             return _error(404, f"adapter {name} does not exist")
         given = {field: body[field] for field in _SAMPLING if field in body}
+        if "structured_outputs" in body:
+            make_outputs = _of_vllm("vllm.sampling_params", "StructuredOutputsParams")
+            given["structured_outputs"] = make_outputs(**body["structured_outputs"])
         last: Any = None
         try:
             params = make_params(

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from atropos_gym.engines.base import Completion, Engine, Lane, SamplingParams
 from atropos_gym.errors import ContextFull, EngineError, UnequalStarts, VersionExpired
+from atropos_gym.rollout._legal import LegalReplies
 from atropos_gym.rollout._pool import Seat
 from atropos_gym.rollout._rows import BrokenIds, RowBuilder, difference, ids_of
 from atropos_gym.rollout.episode import Episode
@@ -90,6 +91,7 @@ class Plan:
         seed_of: turn and attempt to the seed of one completion.
         on_abort: told of every completion that is asked for again.
         trainable: refuse completions that cannot be trained on.
+        legal: samples nothing but legal replies (which cannot be trained on).
         version: that plays, held by the caller; None holds the one that is newest when the episode begins.
         each_turn: play each turn with what is newest then, instead of holding one version.
         lane: what the requests are for.
@@ -103,6 +105,7 @@ class Plan:
     seed_of: Callable[[int, int], int]
     on_abort: Callable[[], None] = lambda: None
     trainable: bool = True
+    legal: LegalReplies | None = None
     version: int | None = None
     each_turn: bool = False
     lane: Lane = "train"
@@ -128,6 +131,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     Raises:
         EpisodeFailed: environment or engine failed, or what they said does not fit together.
         UnequalStarts: the first prompt is not that of the group.
+        ConfigError: ``plan.legal`` and an environment that does not say what is legal.
     """
     start = plan.start
     observation, info = await _in_env(seat.reset(start.seed, start.options, plan.chance))
@@ -138,6 +142,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
     rows = RowBuilder(observation, info["segment"])
     rewards: list[float] = []
     invalid_turns = 0
+    trainable: Literal[True] | str = True
     ended = False
     try:
         async with _version_of(engine, plan) as version:
@@ -145,6 +150,12 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                 limit = min(plan.sampling.max_tokens, info["max_new_tokens"])
                 if limit != sampling.max_tokens:
                     sampling = sampling.with_(max_tokens=limit)
+                if plan.legal is not None:
+                    replies = await _in_env(seat.legal_replies())
+                    if replies == ():
+                        told = f"{start.env} has no legal reply in turn {len(rewards)}"
+                        raise EpisodeFailed("nothing legal", told)
+                    sampling = plan.legal.narrowed(sampling, replies, env.say)
                 try:
                     completion = await complete(engine, rows.prompt, sampling, version, plan, len(rewards))
                 except ContextFull as error:  # the engine's context is smaller than the environment's
@@ -154,6 +165,8 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                     rows.hear(env.messages)
                     truncated, info = True, {**info, "end_reason": "max_tokens"}
                     break
+                if trainable is True:
+                    trainable = completion.trainable
                 rows.sample(completion, stop_ids, info.get("legal_actions"))
                 said = len(env.messages) + 1
                 action = np.array(completion.ids, dtype=np.int32)
@@ -187,6 +200,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
         seed=start.seed,
         member=plan.member,
         info=info,
+        trainable=trainable,
     )
 
 

@@ -57,6 +57,10 @@ class Seat:
         observation, reward, terminated, truncated, info = await self._call(self.env.step, action)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
+    async def legal_replies(self) -> tuple[str, ...] | None:
+        """Returns what ``TextEnv.legal_replies`` does."""
+        return await self._call(self.text_env.legal_replies)
+
     def close(self) -> None:
         """Closes the environment; a blocking one behind the call that may still run in its thread."""
         if self._thread is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from atropos_gym.errors import ConfigError
 from atropos_gym.messages import Message
@@ -84,6 +84,7 @@ class Episode:
         member: number within its group.
         score: what the group's scoring gave; None leaves the group.
         info: the last step's ``info``.
+        trainable: True, or the reason why what it sampled cannot be trained on.
     """
 
     rows: list[Row]
@@ -97,6 +98,7 @@ class Episode:
     member: int
     score: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    trainable: Literal[True] | str = True
 
     @property
     def episode_return(self) -> float:
@@ -150,6 +152,11 @@ class EpisodeGroup:
             scores.append(float(episode.score))
         return scores
 
+    @property
+    def trainable(self) -> Literal[True] | str:
+        """True, or the reason why a member's samples cannot be trained on."""
+        return next((one.trainable for one in self.episodes if one.trainable is not True), True)
+
     def to_wire(self) -> ScoredDataGroup:
         """Returns the group as a body of the wire: one sequence a row, the episode's score on each.
 
@@ -157,8 +164,13 @@ class EpisodeGroup:
         sampled positions), so that a trainer which reads them counts an episode once in the baseline.
 
         Raises:
-            ConfigError: a member has no score.
+            ConfigError: a member has no score, or samples that cannot be trained on.
         """
+        if self.trainable is not True:
+            raise ConfigError(
+                f"group {self.number} cannot be trained on ({self.trainable}): the wire has no field for how "
+                "it was sampled; keep it in a file, or collect without legal_only"
+            )
         scores = self.scores
         rows = [(index, row) for index, episode in enumerate(self.episodes) for row in episode.rows]
         segments = len(rows) > len(self.episodes)

@@ -17,6 +17,7 @@ import numpy as np
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
+from atropos_gym.rollout._legal import LegalReplies
 from atropos_gym.rollout._play import EpisodeFailed, Plan, Start, play, sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource, Ids, Seat
 from atropos_gym.rollout.episode import Episode
@@ -83,6 +84,7 @@ def evaluate(
     env_kwargs: Mapping[str, Any] | None = None,
     concurrency: int = 512,
     progress: Callable[[int], None] | None = None,
+    legal_only: bool = False,
 ) -> EvalResult:
     """Plays ``episodes`` episodes and returns how well they went.
 
@@ -95,9 +97,13 @@ def evaluate(
         env_kwargs: keywords for the environments.
         concurrency: episodes that are played side by side.
         progress: told how many episodes are finished, from time to time.
+        legal_only: an engine is asked for nothing but legal replies, whole: it never plays illegally, and
+            never thinks on its own. ``deterministic`` then takes the likeliest id that a legal reply goes
+            on with.
 
     Raises:
-        ConfigError: no such policy, or a random player in an environment without ``sample_reply``.
+        ConfigError: no such policy, a random player in an environment without ``sample_reply``, or
+            ``legal_only`` where the environment does not say what is legal or the policy is no engine.
         TokenizerMismatch: environment and policy have different tokenizers.
         EngineError: the engine failed; what the environment raises is raised as it is.
 
@@ -117,12 +123,15 @@ def evaluate(
             env_kwargs=env_kwargs,
             concurrency=concurrency,
             progress=progress,
+            legal_only=legal_only,
         )
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         try:
             return run_anywhere(runner, playing)
         finally:
             close_anywhere(runner)
+    if legal_only:
+        raise ConfigError(f"legal_only masks what an engine samples: give an engine, got {policy!r:.60}")
     pool = EnvPool(
         env,
         tokenizer=_tokenizer_of(policy),
@@ -148,6 +157,7 @@ async def aevaluate(
     env_kwargs: Mapping[str, Any] | None = None,
     concurrency: int = 512,
     progress: Callable[[int], None] | None = None,
+    legal_only: bool = False,
 ) -> EvalResult:
     """Does what ``evaluate`` does for an engine, in the running event loop.
 
@@ -165,8 +175,24 @@ async def aevaluate(
         temperature = 0.0 if deterministic else 1.0
         sampling = SamplingParams(max_tokens=pool.env.max_turn_tokens, temperature=temperature)
         sampling = sampling_for(pool.env, sampling)
+        legal = LegalReplies(pool.name) if legal_only else None
         async with engine.hold() as held:
-            await _play_with_engine(pool, engine, sampling, episodes, seed, concurrency, tally, held.version)
+
+            def plan_of(number: int) -> Plan:
+                return Plan(
+                    start=Start(pool.name, start_seed(seed, number, evaluation=True)),
+                    member=0,
+                    chance=None,
+                    sampling=sampling,
+                    seed_of=_seeds_of(seed, number),
+                    trainable=False,
+                    legal=legal,
+                    version=held.version,
+                    lane="eval",
+                    affinity=(pool.name, "eval", number),
+                )
+
+            await _play_with_engine(pool, engine, plan_of, episodes, concurrency, tally)
     except BaseExceptionGroup as failures:
         raise _first(failures) from None
     finally:
@@ -297,32 +323,18 @@ def _random_ids(game: _Game, name: str) -> list[int]:
 async def _play_with_engine(
     pool: EnvPool,
     engine: Engine,
-    sampling: SamplingParams,
+    plan_of: Callable[[int], Plan],
     episodes: int,
-    seed: int,
     concurrency: int,
     tally: _Tally,
-    version: int | None,
 ) -> None:
     """Plays episodes concurrently, each at its own pace."""
 
     async def player(numbers: Iterator[int]) -> None:
         for number in numbers:
-            start = Start(pool.name, start_seed(seed, number, evaluation=True))
-            plan = Plan(
-                start=start,
-                member=0,
-                chance=None,
-                sampling=sampling,
-                seed_of=_seeds_of(seed, number),
-                trainable=False,
-                version=version,
-                lane="eval",
-                affinity=(pool.name, "eval", number),
-            )
             seat = pool.take()
             try:
-                episode = await play(seat, engine, plan)
+                episode = await play(seat, engine, plan_of(number))
             except BaseException:
                 seat.close()
                 raise

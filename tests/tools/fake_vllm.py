@@ -15,7 +15,9 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +81,7 @@ class FakeVLLM:
         max_lora_rank: as the flag.
         processed: whether --logprobs-mode processed_logprobs was given.
         raw: logprobs at temperature 1 of the base, ``f(prompt, ids)``, where a backend is not processed.
+        grammars: whether it knows structured_outputs and xgrammar's Token(); one of neither ignores them.
         dev_mode: whether /pause, /resume and the like exist.
         eos: end ids of the server's own.
         defaults: for fields that a request omits, as a model's generation_config.json has them.
@@ -106,6 +109,7 @@ class FakeVLLM:
         max_lora_rank: int = 16,
         processed: bool = True,
         raw: Callable[[list[int], list[int]], list[float]] | None = None,
+        grammars: bool = True,
         dev_mode: bool = True,
         eos: tuple[int, ...] = (),
         defaults: dict[str, Any] | None = None,
@@ -123,6 +127,7 @@ class FakeVLLM:
         self.max_lora_rank = max_lora_rank
         self.processed = processed
         self.raw = raw
+        self.grammars = grammars
         self.dev_mode = dev_mode
         self.eos = eos
         self.defaults = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, **(defaults or {})}
@@ -228,6 +233,7 @@ class FakeVLLM:
             "503": (503, "Service Unavailable"),
             "429": _error(429, "Too many requests"),
             "float": _error(400, "Out of range float values are not JSON compliant: -inf"),
+            "grammar": _error(400, "Invalid grammar specification."),
             "too long": _error(400, "This model's maximum context length is 1024 tokens."),
             "garbage": (200, "<html>proxy</html>"),
         }[fault]
@@ -394,6 +400,8 @@ class FakeVLLM:
         allowed, stop = request.get("allowed_token_ids"), request.get("stop_token_ids") or []
         if allowed and request.get("min_tokens") and set(allowed) <= set(stop):
             return _error(400, "Out of range float values are not JSON compliant: -inf")
+        if self.grammars and request.get("structured_outputs") and _admitted(request, self.eos) is None:
+            return _error(400, "Invalid grammar specification.")
         return None
 
     async def _answer(
@@ -460,6 +468,7 @@ class FakeVLLM:
         stop = set(request.get("stop_token_ids") or ())
         if not request.get("ignore_eos"):
             stop |= set(self.eos)
+        choices = _admitted(request, self.eos) if self.grammars else None
         if self.backend is not None:
             params = SamplingParams(
                 max_tokens=limit,
@@ -468,6 +477,7 @@ class FakeVLLM:
                 top_k=request["top_k"] or -1,
                 seed=seed % 2**63,
                 stop_ids=tuple(stop),
+                choices=choices,
             )
             version = 0 if adapter is None else adapter.version
             [done] = await self.backend.generate(prompt, params, version=version)
@@ -476,6 +486,8 @@ class FakeVLLM:
                 logprobs = self.raw(prompt, list(done.ids))
             return list(done.ids), logprobs, done.finish_reason
         wanted = self._scripted(prompt, seed, limit, request)
+        if choices:
+            return self._chosen(prompt, wanted, choices, limit, request, weights)
         ids: list[int] = []
         for value in wanted[:limit]:
             ids.append(value)
@@ -489,6 +501,31 @@ class FakeVLLM:
             return list(self.script(prompt, seed, request))
         allowed = request.get("allowed_token_ids") or range(self.vocabulary)
         return [allowed[_hash(f"{seed}:{i}") % len(allowed)] for i in range(limit)]
+
+    def _chosen(
+        self,
+        prompt: list[int],
+        wanted: list[int],
+        choices: tuple[tuple[int, ...], ...],
+        limit: int,
+        request: dict[str, Any],
+        weights: str,
+    ) -> tuple[list[int], list[float], str]:
+        """Goes where the ids wanted point to, among those that a grammar leaves."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        while len(ids) < limit and tuple(ids) not in choices:
+            at = len(ids)
+            left = sorted({choice[at] for choice in choices if list(choice[:at]) == ids})
+            one = wanted[at] if at < len(wanted) and wanted[at] in left else left[sum(wanted) % len(left)]
+            values = {
+                value: self.logprob(prompt, [*ids, value], at, weights, request["temperature"])
+                for value in left
+            }
+            total = math.log(sum(map(math.exp, values.values()))) if self.processed else 0.0
+            ids.append(one)
+            logprobs.append(values[one] - total if len(left) > 1 or not self.processed else 0.0)
+        return ids, logprobs, "stop" if tuple(ids) in choices else "length"
 
     def logprob(
         self, prompt: list[int], ids: list[int], position: int, weights: str, temperature: float
@@ -538,6 +575,25 @@ def _choice(
         if finish == "stop" and ids[-1] in (request.get("stop_token_ids") or ())
         else None,
     }
+
+
+def _admitted(request: dict[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Returns what a grammar of ids lets through, each with all ends that are left; None where there is none.
+
+    As the real server: a grammar may be ended by every stop id and every end id of the model, whatever
+    ``ignore_eos`` says.
+    """
+    grammar = (request.get("structured_outputs") or {}).get("grammar", "")
+    if not re.fullmatch(r"root ::= (Token\(\d+\)|\"\"| \| | )+", grammar):
+        return None
+    bodies = [
+        [int(value) for value in re.findall(r"\d+", part)]
+        for part in grammar.removeprefix("root ::= ").split(" | ")
+    ]
+    ends = sorted({*(request.get("stop_token_ids") or ()), *eos})
+    allowed = request.get("allowed_token_ids")
+    left = [end for end in ends if allowed is None or end in allowed]
+    return tuple((*body, end) for body in bodies for end in left)
 
 
 def _error(status: int, message: str, kind: str = "BadRequestError") -> Reply:

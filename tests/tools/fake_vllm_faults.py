@@ -16,6 +16,7 @@ BEFORE = (
     "refused",
     "dead",
     "float",
+    "grammar",
     "too long",
     "garbage",
 )
