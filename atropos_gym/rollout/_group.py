@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Literal
 
 from atropos_gym.engines.base import Engine, SamplingParams
+from atropos_gym.rollout._legal import LegalReplies
 from atropos_gym.rollout._play import ABORTS, EpisodeFailed, Plan, Start, play
 from atropos_gym.rollout._pool import EnvPool
 from atropos_gym.rollout.accounting import Accounting
@@ -62,6 +63,7 @@ class GroupPlayer:
     options: Options
     fingerprint: str
     version: Version = "episode"
+    legal: LegalReplies | None = None
 
     async def play(
         self, number: int, slots: asyncio.Semaphore, on_member: Callable[[], None]
@@ -130,6 +132,8 @@ class GroupPlayer:
                 self.seed, number, member, turn, attempt * (ABORTS + 1) + abort
             ),
             on_abort=self._aborted,
+            trainable=self.legal is None,
+            legal=self.legal,
             each_turn=self.version == "turn",
             affinity=(self.pool.name, number, member),
         )
@@ -151,6 +155,8 @@ class GroupPlayer:
             raise
         self.pool.give_back(seat)
         self.accounting.episodes += 1
+        if episode.trainable is not True:
+            self.accounting.untrainable[episode.trainable] += 1
         return episode
 
     def _aborted(self) -> None:

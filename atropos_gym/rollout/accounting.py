@@ -24,6 +24,7 @@ class Accounting:
         episodes: episodes played to their end.
         episodes_failed: episodes that were not, by reason; with ``on_partial="retry"`` an episode counts once
             for each failed try.
+        untrainable: episodes played whose samples cannot be trained on, by reason.
         unscored: members that left their group because the score was None.
         aborted: completions that the engine aborted and that were asked for again.
         messages: the latest error by reason, for people.
@@ -41,6 +42,7 @@ class Accounting:
     failed: Counter[str] = field(default_factory=Counter)
     episodes: int = 0
     episodes_failed: Counter[str] = field(default_factory=Counter)
+    untrainable: Counter[str] = field(default_factory=Counter)
     unscored: int = 0
     aborted: int = 0
     messages: dict[str, str] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Accounting:
             "episodes": {
                 "played": self.episodes,
                 "failed": dict(self.episodes_failed),
+                "untrainable": dict(self.untrainable),
                 "unscored": self.unscored,
                 "aborted_completions": self.aborted,
             },

@@ -18,6 +18,7 @@ from atropos_gym.engines.checks import sampling_findings
 from atropos_gym.errors import ConfigError
 from atropos_gym.rollout._anywhere import close_anywhere, run_anywhere
 from atropos_gym.rollout._group import Filter, GroupPlayer, OnPartial, Score, Version
+from atropos_gym.rollout._legal import LegalReplies
 from atropos_gym.rollout._play import sampling_for
 from atropos_gym.rollout._pool import EnvPool, EnvSource
 from atropos_gym.rollout._schedule import Run
@@ -54,6 +55,9 @@ class GroupCollector:
         env_kwargs: keywords for the environments.
         options: handed to every ``reset``, or a function from a group's number to them.
         blocking: play each environment in a thread of its own. None: as its attribute ``blocking`` says.
+        legal_only: sample nothing but replies that the environment says are legal, each whole (a thought that
+            it wants is ``say``'s, not the policy's). For files, lessons and a look: such groups cannot be
+            trained on (``trainable`` says so, ``to_wire`` refuses), since no learner knows the masks.
 
     Attributes:
         env: a ``TextEnv`` of the kind that is played: its limits, scores and tokenizer.
@@ -91,6 +95,7 @@ class GroupCollector:
         env_kwargs: Mapping[str, Any] | None = None,
         options: Options = None,
         blocking: bool | None = None,
+        legal_only: bool = False,
     ) -> None:
         _check(group_size, concurrency, score, on_partial, deadline, version)
         if not hasattr(engine, "generate"):
@@ -130,6 +135,7 @@ class GroupCollector:
             options=options,
             fingerprint=engine.tokenizer.fingerprint,
             version=version,
+            legal=LegalReplies(self._pool.name) if legal_only else None,
         )
         self.next_number = 0
         self._runs: set[Run] = set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,13 +12,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from atropos_gym import Feedback, GymTextEnv, TextEnv, evaluate
+from atropos_gym import Feedback, GroupCollector, GymTextEnv, TextEnv, evaluate
 from atropos_gym.engines import SamplingParams
 from atropos_gym.engines.hf import HFEngine
 from atropos_gym.engines.scripted import ScriptedEngine
-from atropos_gym.errors import ConfigError, EngineError
+from atropos_gym.errors import CollectionFailed, ConfigError, EngineError
 from atropos_gym.rollout._legal import LegalReplies
 from atropos_gym.rollout.episode import Episode, EpisodeGroup
+from atropos_gym.rollout.writers import JSONLWriter, read_jsonl, rollouts_html
 from tests.tools.fake_vllm import FakeVLLM
 from tests.tools.tiny_llama import tiny_llama
 
@@ -187,8 +190,6 @@ def test_a_thought_that_is_required_is_part_of_the_reply() -> None:
 
 
 def test_a_blocking_environment_is_asked_in_its_own_thread() -> None:
-    import threading
-
     class Far(Menu):
         blocking = True
         asked: list[str] = []  # noqa: RUF012
@@ -294,3 +295,55 @@ def test_a_group_that_cannot_be_trained_on_is_no_body_of_the_wire() -> None:
     assert [one.trainable for one in again.episodes] == [True, "choices"]
     group.episodes.pop()
     assert group.trainable is True
+
+
+@pytest.mark.parametrize("on_partial", ["drop", "keep", "retry"])
+def test_a_collector_of_legal_replies(on_partial: Any, tmp_path: Path) -> None:
+    collector = GroupCollector(
+        corridor, NONSENSE, group_size=2, seed=1, on_partial=on_partial, legal_only=True
+    )
+    [group] = collector.collect(1)
+    assert [episode.invalid_turns for episode in group.episodes] == [0, 0]
+    assert group.trainable == "choices"
+    for episode in group.episodes:
+        for turn in episode.turns:
+            said = episode.rows[0].ids[turn.start : turn.end]
+            words = turn.legal_actions or []
+            assert said in [[*f"<action>{word}</action>".encode(), 258] for word in words]
+            assert (len(words) == 1) == (sum(episode.rows[0].logprobs[turn.start : turn.end]) == 0.0)
+    assert collector.report["episodes"]["untrainable"] == {"choices": 2}
+    assert collector.report["delivered"] == 1 and collector.report["failed"] == {}
+    with pytest.raises(ConfigError, match="group 0 cannot be trained on"):
+        group.to_wire()
+
+    with JSONLWriter(tmp_path / "g.jsonl", collector.env.renderer) as writer:
+        writer.write(group)
+    assert list(read_jsonl(tmp_path / "g.jsonl")) == [group]
+    assert "right" in rollouts_html([group], collector.env.renderer)
+    collector.close()
+
+
+@pytest.mark.parametrize("on_partial", ["drop", "keep", "retry"])
+def test_a_collector_says_at_once_what_the_environment_lacks(on_partial: Any) -> None:
+    collector = GroupCollector(Essay, NONSENSE, on_partial=on_partial, legal_only=True)
+    with pytest.raises(ConfigError, match="Essay does not say which replies are legal"):
+        collector.collect(1)
+    collector.close()
+
+
+def test_turns_without_anything_legal_are_counted() -> None:
+    collector = GroupCollector(lambda: corridor(mask=(0, 0)), NONSENSE, group_size=2, legal_only=True)
+    with pytest.raises(CollectionFailed, match="nothing legal"):
+        collector.collect(1)
+    assert set(collector.report["failed"]) == {"nothing legal"}
+    collector.close()
+
+
+def test_without_legal_only_nothing_is_masked() -> None:
+    engine = ScriptedEngine(lambda prompt, params, number: [*b"<action>right</action>", 258])
+    collector = GroupCollector(corridor, engine, group_size=2, seed=1)
+    [group] = collector.collect(1)
+    assert {call.params.choices for call in engine.calls} == {None}
+    assert group.trainable is True and collector.report["episodes"]["untrainable"] == {}
+    assert len(group.to_wire().tokens) == 2
+    collector.close()
