@@ -120,7 +120,7 @@ def get(path: str, *, env_id: int | None = None) -> Call[dict[str, Any]]:
         return Call("GET", path, _object)
     # The original fails with 500 where it does not know the number, and would do so for ever.
     content = to_json({"env_id": env_id})
-    return Call("GET", path, _object, params={"env_id": env_id}, content=content, final=(500,))
+    return Call("GET", path, _registered, params={"env_id": env_id}, content=content, final=(500,))
 
 
 def post(path: str, body: Mapping[str, Any], **params: Any) -> Call[dict[str, Any]]:
@@ -146,7 +146,8 @@ def register(takeover: bool, trainer: str | None, fields: Mapping[str, Any]) -> 
 
 def register_env(fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """POST ``/register-env``."""
-    return post("/register-env", _checked(EnvRegistration, {"weight": 1.0, **fields}))
+    body = _checked(EnvRegistration, {"weight": 1.0, **fields})
+    return Call("POST", "/register-env", _registered, content=to_json(body))
 
 
 def publish(force: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
@@ -247,6 +248,12 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         message = f"{response.request.url} answered {response.content[:100]!r}: is this a batch server?"
         raise ServerError(message, status=response.status_code)
     return value
+
+
+def _registered(response: httpx.Response) -> dict[str, Any]:
+    """What is said to an environment; with ``registration``, where the server names those."""
+    named = response.headers.get("x-registration")
+    return _object(response) | ({"registration": named} if named else {})
 
 
 def _checked(

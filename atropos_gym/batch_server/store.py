@@ -165,6 +165,10 @@ class Store(Protocol):
         """Body of GET ``/status``."""
         ...
 
+    def registration(self, env_id: int) -> str:
+        """A name that no other registration has, at this server or one that was started anew."""
+        ...
+
     def status_env(self, env_id: int) -> dict[str, Any]:
         """Body of GET ``/status-env``."""
         ...

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from math import ceil
@@ -28,24 +27,18 @@ import httpx
 from atropos_gym.batch_server.client import AsyncBatchClient
 from atropos_gym.batch_server.spool import Spool
 from atropos_gym.engines.base import Engine
-from atropos_gym.errors import (
-    CollectionFailed,
-    ConfigError,
-    EngineError,
-    GroupRefused,
-    ServerError,
-)
+from atropos_gym.errors import CollectionFailed, ConfigError, ServerError
 from atropos_gym.rollout._follower import LOOK_AGAIN, Follower
+from atropos_gym.rollout._membership import Membership
+from atropos_gym.rollout._outbox import Outbox
 from atropos_gym.rollout._pool import EnvSource
 from atropos_gym.rollout._position import Position
 from atropos_gym.rollout._room import room_of
-from atropos_gym.rollout._service_evaluation import Evaluation
+from atropos_gym.rollout._service_evaluation import Evaluation, Evaluator
 from atropos_gym.rollout._service_thread import ServiceThread
 from atropos_gym.rollout.collector import GroupCollector
 from atropos_gym.rollout.curriculum import Curriculum, Lessons, Options
 from atropos_gym.rollout.episode import EpisodeGroup
-from atropos_gym.rollout.evaluation import EvalResult, aevaluate
-from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["EnvironmentService", "Evaluation", "ServiceThread"]
 
@@ -59,10 +52,6 @@ GOODBYE = 1.0
 LAST_LOOK = 10.0
 #: Collections that may fail in a row, with growing pauses between them, before the service gives up.
 OUTAGES = 5
-#: Posts in a row in which every group may be refused before the service gives up.
-REFUSALS = 3
-#: Times in a row that a server may have forgotten the service right after it registered.
-FORGOTTEN = 10
 
 
 class EnvironmentService:
@@ -131,12 +120,25 @@ class EnvironmentService:
         self.url = url
         self.name = name or self.collector.name
         self._follower = Follower(engine, url)
-        self._env = env
-        self._env_kwargs = dict(collector.get("env_kwargs") or {})
+        self._membership = Membership(
+            self.name,
+            self._follower,
+            max_token_length=self.collector.env.max_tokens,
+            weight=weight,
+            group_size=self.collector.group_size,
+            min_batch_allocation=min_batch_allocation,
+        )
+        self._outbox = Outbox(self.name, self._position, self._taken)
         self._evaluation = evaluation
-        self._evaluations: list[tuple[int, EvalResult]] = []
-        self._weight = weight
-        self._min_batch_allocation = min_batch_allocation
+        self._evaluator = Evaluator(
+            self.name,
+            env,
+            engine,
+            evaluation,
+            self._position,
+            concurrency=self.collector.concurrency,
+            env_kwargs=dict(collector.get("env_kwargs") or {}),
+        )
         self._room = partial(
             room_of,
             group_size=self.collector.group_size,
@@ -148,16 +150,8 @@ class EnvironmentService:
         self._spool = spool
         self._kept: dict[str, Any] | None = None  # what the spool says at the end
         self._client: AsyncBatchClient | None = None
-        self._env_id: int | None = None
-        self._wandb_name: str | None = None  # what the server calls us
-        self._last_step: int | None = None
-        self._posted = 0
         self._unposted = 0  # played, and then no longer wanted
-        self._refused: Counter[str] = Counter()
-        self._refused_in_a_row = 0
         self._outages = 0  # in a row
-        self._forgotten = 0  # in a row
-        self._evaluating = asyncio.Lock()
         self._shared: int | None = None  # the version of which this service has played its share
         self._finished = False
 
@@ -171,12 +165,12 @@ class EnvironmentService:
         """Groups posted, left over, refused, in the spool; versions; evaluations; the collector's own."""
         spool = None if self._client is None else self._client.spool
         return {
-            "posted": self._posted,
+            "posted": self._outbox.posted,
             "unposted": self._unposted,
-            "refused": dict(self._refused),
+            "refused": dict(self._outbox.refused),
             "spool": self._kept if spool is None else spool.report,
             "versions": list(self._follower.published),
-            "evaluations": list(self._evaluations),
+            "evaluations": list(self._evaluator.results),
             "collector": self.collector.report,
         }
 
@@ -222,16 +216,17 @@ class EnvironmentService:
         )
         self._client = client
         if client.spool is not None:
-            self._follow_spool(client.spool)
+            self._outbox.follow_spool(client.spool)
+            self.collector.next_number = self._position.next_number
         try:
             await self._follower.begin(client)
-            await self._register(client)
+            await self._membership.register(client)
             await client.post_left()
             yield client
         finally:
             try:
                 async with asyncio.timeout(GOODBYE):
-                    await self._leave(client)
+                    await self._membership.leave(client)
             except (TimeoutError, ServerError) as error:
                 log.info("%s: left without a goodbye: %s", self.name, error or "no answer")
             finally:
@@ -240,35 +235,9 @@ class EnvironmentService:
                 await client.close()
                 self.collector.close()
 
-    def _follow_spool(self, spool: Spool) -> None:
-        """The position is saved once groups lie in the spool: the last ones there may be beyond it."""
-        if left := _numbers(spool.groups()):
-            self._position.posted(left)
-            self.collector.next_number = self._position.next_number
-        spool.on_kept = lambda groups: self._position.posted(_numbers(groups))
-
-    async def _register(self, client: AsyncBatchClient) -> None:
-        """Registers as soon as the trainer has started."""
-        self._env_id = None
-        while True:
-            reply = await client.register_env(
-                max_token_length=self.collector.env.max_tokens,
-                desired_name=self.name,
-                weight=self._weight,
-                group_size=self.collector.group_size,
-                min_batch_allocation=self._min_batch_allocation,
-            )
-            if reply["status"] == "success":
-                break
-            await self._follower.wait(LOOK_AGAIN)
-        self._env_id, self._wandb_name = reply["env_id"], reply.get("wandb_name")
-        self._note_end(reply)
-        log.info("%s: registered as environment %s", self.name, self._env_id)
-
-    def _note_end(self, reply: Mapping[str, Any]) -> None:
-        """Notes at which step the trainer will have finished: one that registers again may say otherwise."""
-        if (steps := reply.get("num_steps")) is not None:
-            self._last_step = steps if steps > 0 else None
+    @property
+    def _env_id(self) -> int | None:
+        return self._membership.env_id
 
     @property
     def _over(self) -> bool:
@@ -278,18 +247,11 @@ class EnvironmentService:
         """What the group of this number begins with."""
         return self._lessons.options(number)
 
-    async def _leave(self, client: AsyncBatchClient) -> None:
-        if self._env_id is None:
-            return
-        if self.version is not None:
-            await client.policy(env_id=self._env_id, holding=())
-        await client.disconnect_env(self._env_id)
-
     async def _follow(self, client: AsyncBatchClient) -> None:
         """Loads every newer version into the engine until the run is finished."""
         while not self._follower.finished:
             try:
-                await self._follower.follow(client, self._env_id)
+                await self._follower.follow(client, self._membership.env_id)
             except ServerError as error:
                 if error.status == 404:  # the original API has no policy: its trainers load weights elsewhere
                     return
@@ -317,14 +279,14 @@ class EnvironmentService:
 
     async def _end(self, client: AsyncBatchClient, worker: asyncio.Task[None]) -> None:
         """Ends what is played for a finished run, and evaluates where that is due at its last step."""
-        async with self._evaluating:  # what is being evaluated comes to its end
+        async with self._evaluator.busy:  # what is being evaluated comes to its end
             worker.cancel()
         await asyncio.wait((worker,))
         if self._evaluation is None or not (worker.cancelled() or worker.exception() is None):
             return
         try:
             async with asyncio.timeout(LAST_LOOK):
-                status = await self._status(client)
+                status = await self._membership.status(client)
         except (TimeoutError, ServerError) as error:
             log.warning("%s: ended without a last evaluation: %s", self.name, error or "no answer")
             return
@@ -390,110 +352,38 @@ class EnvironmentService:
         Raises:
             CollectionFailed: the evaluation failed.
         """
-        status = await self._status(client)
+        status = await self._membership.status(client)
         if status is None:
             return None
-        step = status["current_step"]
-        self._note_end(status)
+        step, last_step = status["current_step"], self._membership.last_step
         if self._lessons.reached(step):
             self._position.taught(self._lessons.state)
         # A trainer that publishes no policy cannot say that it has finished.
-        if self._last_step is not None and self.version is None:
-            self._finished = step >= self._last_step
-        return await self._status(client) if await self._evaluate_due(status) else status
+        if last_step is not None and self.version is None:
+            self._finished = step >= last_step
+        return await self._membership.status(client) if await self._evaluate_due(status) else status
 
     async def _evaluate_due(self, status: Mapping[str, Any]) -> bool:
-        """Evaluates if that is due, and if the engine has the version that the server shows."""
-        due = (
-            self._evaluation is not None
-            and self._evaluation.due(status["current_step"], self._position.evaluated_at)
-            and (status.get("superseded") or status.get("policy_version") == self.version)
-            and not (_exact(status) and self.version is None)
-        )
-        if due and self._evaluation is not None:
-            async with self._evaluating:
-                await self._evaluate(self._evaluation, status["current_step"])
-        return due
-
-    async def _evaluate(self, evaluation: Evaluation, step: int) -> None:
-        try:
-            result = await aevaluate(
-                self._env,
-                self.engine,
-                evaluation.episodes,
-                seed=evaluation.seed,
-                deterministic=evaluation.deterministic,
-                env_kwargs={**self._env_kwargs, **evaluation.env_kwargs},
-                concurrency=self.collector.concurrency,
-            )
-        except EngineError as error:
-            raise CollectionFailed(f"{self.name}: the evaluation at step {step} failed: {error}") from error
-        log.info("%s: step %d: %s", self.name, step, result)
-        self._outages = 0
-        self._evaluations.append((step, result))
-        self._position.evaluated(step)
-        evaluation.on_result(step, result)
-
-    async def _status(self, client: AsyncBatchClient) -> dict[str, Any] | None:
-        """Returns what the server says of its queue; None after it had forgotten this environment.
-
-        Raises:
-            ServerError: it forgets the environment each time.
-        """
-        assert self._env_id is not None
-        try:
-            status = await client.status_env(self._env_id)
-        except ServerError as error:
-            # The original API fails where it does not know a number.
-            if error.status not in (404, 500) or self._forgotten == FORGOTTEN:
-                raise
-        else:
-            # In the meantime another service may have got our number.
-            if status.get("wandb_name", self._wandb_name) == self._wandb_name:
-                self._forgotten = 0
-                if "batch_size" not in status:  # the original API says it elsewhere
-                    status["batch_size"] = (await client.info())["batch_size"]
-                return status
-        log.warning("%s: the server was started anew, registering again", self.name)
-        if self._forgotten:
-            await self._follower.wait(LOOK_AGAIN)
-        self._forgotten += 1
-        await self._register(client)
-        await self._follower.look(client)
-        return None
+        """Evaluates if that is due, and if the engine has the version that is to be played now."""
+        shown = None if self.version is None and status.get("superseded") else status.get("policy_version")
+        if shown != self.version or (_exact(status) and self.version is None):
+            return False
+        evaluated = await self._evaluator.evaluate(status["current_step"])
+        if evaluated:
+            self._outages = 0
+        return evaluated
 
     async def _post(self, client: AsyncBatchClient, groups: list[EpisodeGroup]) -> None:
-        bodies = [group.to_wire().model_copy(update={"env_id": self._env_id}) for group in groups]
-        if client.spool is None:  # which says it itself, once they are safe
-            self._position.posted([group.number for group in groups])  # before: they are played only once
-        refused: set[int] = set()
-        try:
-            await client.post_groups(bodies)
-        except GroupRefused as error:
-            entries = error.detail if isinstance(error.detail, list) else []
-            named = {entry["loc"][1] for entry in entries if len(entry["loc"]) > 1}
-            refused = named & set(range(len(groups))) or set(range(len(groups)))
-            self._refused.update(str(entry["type"]) for entry in entries)
-            log.warning("%s: %s", self.name, error)
-            self._refused_in_a_row += len(refused) == len(groups)
-            if self._refused_in_a_row == REFUSALS:
-                raise
-        if len(refused) == len(groups):
-            return
-        self._refused_in_a_row = self._outages = 0
-        taken = [group for index, group in enumerate(groups) if index not in refused]
-        self._posted += len(taken)
-        self._lessons.posted(taken)
+        if await self._outbox.post(client, groups, self._membership.env_id):
+            self._outages = 0
+
+    def _taken(self, groups: list[EpisodeGroup]) -> None:
+        """These groups are the trainer's now."""
+        self._lessons.posted(groups)
         if self._on_post is not None:
-            self._on_post(taken)
+            self._on_post(groups)
 
 
 def _exact(status: Mapping[str, Any]) -> bool:
     """Whether the trainer learns only from what the newest version said."""
     return status.get("max_policy_lag") == 0 and bool(status.get("groups_per_update"))
-
-
-def _numbers(groups: Iterable[ScoredDataGroup]) -> list[int]:
-    """The groups' numbers in their run, as ``EpisodeGroup.to_wire`` says them."""
-    numbers = ((group.group_overrides or {}).get("number") for group in groups)
-    return [number for number in numbers if isinstance(number, int)]

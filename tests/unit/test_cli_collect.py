@@ -85,7 +85,8 @@ def test_evaluation_share_and_state(
     evaluation: Any = service._evaluation
     assert (evaluation.every, evaluation.episodes, evaluation.seed) == (7, 30, 3)
     assert evaluation.env_kwargs == {"split": "test"}
-    assert (service._weight, service._min_batch_allocation) == (2.0, 0.25)
+    settings = service._membership._settings
+    assert (settings["weight"], settings["min_batch_allocation"]) == (2.0, 0.25)
     evaluation.on_result(14, "0.5 ± 0.1")
     assert "evaluation at step 14: 0.5 ± 0.1" in "".join(capsys.readouterr())
     service._position.posted([4])

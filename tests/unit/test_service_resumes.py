@@ -17,7 +17,7 @@ from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.rollout.curriculum import Progress
 from atropos_gym.rollout.service import EnvironmentService
 from atropos_gym.wire import ScoredDataGroup
-from tests.unit.rollout_cases import run_moved
+from tests.unit.rollout_cases import run_moved, saying
 from tests.unit.test_service import GROUPS, Network, Original, Trainer, play, service_of
 
 
@@ -302,6 +302,45 @@ def test_a_number_that_another_service_has_got_at_a_new_server_is_given_up() -> 
     names = run_moved(story())
     assert sorted(names.values()) == ["first", "other", "second"]
     assert (names[first._env_id or 0], names[second._env_id or 0]) == ("first", "second")
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_two_services_of_one_name_get_numbers_of_their_own_at_a_new_server(lag: int) -> None:
+    """The second one registers first there, and gets the number and the name that the first one had."""
+    network = Network()
+    engines = [saying("ja"), saying("nein")]
+    first, second = (service_of(network, engine, seed=seed) for seed, engine in enumerate(engines))
+
+    async def story() -> tuple[list[Any], list[ScoredDataGroup]]:
+        trainer = Trainer(network, lag=lag)
+        running = []
+        await trainer.start()
+        await trainer.publish(0)
+        for service in (first, second):
+            running.append(asyncio.create_task(service.run()))
+            await asyncio.sleep(3)
+        assert (first._env_id, second._env_id) == (0, 1)
+        network.start()
+        await trainer.start()
+        known = await trainer.client.register_env(
+            max_token_length=99, desired_name=first.name, group_size=4, weight=0.0
+        )
+        assert known["wandb_name"] == f"{first.name}_0"
+        await trainer.publish(0)
+        await asyncio.sleep(10)
+        envs = (await trainer.client._http.get("/envs")).json()["envs"]
+        groups = await trainer.take(2 * GROUPS if lag else GROUPS)
+        await trainer.finish()
+        await asyncio.gather(*running)
+        await trainer.client.close()
+        return [env["env_id"] for env in envs], groups
+
+    numbers, groups = run_moved(story())
+    assert numbers == [0, 1, 2]
+    assert sorted((first._env_id or 0, second._env_id or 0)) == [1, 2], "0 is another's of the same name"
+    said = {first._env_id: b"ja", second._env_id: b"nein"}
+    for group in groups:
+        assert bytes(group.tokens[0][-1 - len(said[group.env_id]) : -1]) == said[group.env_id]
 
 
 # -- several -------------------------------------------------------------------------------------------------

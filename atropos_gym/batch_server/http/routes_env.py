@@ -47,7 +47,9 @@ def env_routes(desk: Desk) -> APIRouter:
         if env_id is None:
             env_id = read_body(request, EnvRef).env_id
         store.env_seen(env_id, desk.now())
-        return reply(store.status_env(env_id))
+        response = reply(store.status_env(env_id))
+        response.headers["X-Registration"] = store.registration(env_id)
+        return response
 
     @router.post("/register-env", openapi_extra=schema_of(EnvRegistration))
     async def register_env(request: Request) -> Response:
@@ -57,6 +59,8 @@ def env_routes(desk: Desk) -> APIRouter:
         answer = {"status": "wait for trainer to start"} if env is None else store.env_reply(env)
         response = reply(answer)
         response.headers["Accept-Post"] = ACCEPT_POST
+        if env is not None:  # a number alone is given to another one after a start with nothing
+            response.headers["X-Registration"] = env.registration
         return response
 
     @router.post("/disconnect-env", openapi_extra=schema_of(EnvRef))

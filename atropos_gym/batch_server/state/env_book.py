@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from atropos_gym.batch_server.batching import choose
 from atropos_gym.batch_server.state.group_queue import StoredGroup
@@ -35,6 +36,8 @@ class EnvRecord:
         score_sum: of all its sequences.
         score_count: number of its sequences.
         buffer: parts of groups that wait for the missing ones.
+        registration: a name that no other registration has, at this server or one that was started anew; ""
+            in stores of old.
     """
 
     env_id: int
@@ -48,6 +51,7 @@ class EnvRecord:
     score_sum: float = 0.0
     score_count: int = 0
     buffer: list[StoredGroup] = field(default_factory=list)
+    registration: str = ""
 
     @property
     def minimum(self) -> float:
@@ -121,6 +125,7 @@ class EnvBook:
             wandb_name=f"{name}_{self._names[name]}",
             last_seen=now,
             had_data_at=now,
+            registration=uuid4().hex,
         )
         self._marks.env(record)
         self.restore(record)

@@ -151,6 +151,10 @@ class Readings:
             "num_steps": config.num_steps,
         }
 
+    def registration(self, env_id: int) -> str:
+        """The name of an environment's registration."""
+        return self._find_env(env_id).registration
+
     def gauges(self) -> dict[str, Any]:
         """What of ``/status`` costs nothing to read."""
         return {
