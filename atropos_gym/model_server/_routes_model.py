@@ -50,7 +50,7 @@ def model_routes(desk: Desk) -> APIRouter:
         body = ChatRequest.model_validate_json(await read_body(request, desk.max_body_bytes))
         params, ignored = body.sampling(session.group.sampling, desk.wishes)
         tools = body.tools or None
-        prompt = member.find(body.messages, tools)  # type: ignore[arg-type]  # checked there
+        prompt = member.find(body.told, tools)  # type: ignore[arg-type]  # checked there
         _check_room(desk, prompt)
 
         async def work() -> Answer:

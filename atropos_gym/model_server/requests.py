@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
@@ -16,6 +17,9 @@ __all__ = ["Asking", "ChatRequest", "CompletionRequest", "Finish", "OpenSession"
 Wishes = Literal["session", "request", "refuse"]
 """Whose sampling counts: the session's (what a program asks for is ignored and counted), the request's (then
 replies that were sampled otherwise are not trained), or nobody's: the request is refused."""
+
+#: So many names of fields that nobody knows are told of a request, and so many letters of each.
+_UNKNOWN = 16, 40
 
 #: What a request may ask of sampling, and the value that changes nothing; temperature is the session's.
 _SAMPLING = {
@@ -112,7 +116,14 @@ class Asking(BaseModel):
         if self.seed is not None:  # members of a group that all sample alike could not be compared
             ignored.append("seed")
         changes = differs if wishes == "request" else {}
-        return session.with_(max_tokens=most, **changes), ignored
+        return session.with_(max_tokens=most, **changes), ignored + self._unknown()
+
+    def _unknown(self) -> list[str]:
+        """Returns the names of fields that say something that nobody here knows."""
+        most, letters = _UNKNOWN
+        names = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= letters]
+        return plain[:most] + ["other fields"] * (len(plain[:most]) < len(names))
 
 
 class ChatRequest(Asking):
@@ -134,28 +145,78 @@ class ChatRequest(Asking):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def sampling(self, session: SamplingParams, wishes: Wishes) -> tuple[SamplingParams, list[str]]:
-        """As the parent's; refuses what only constrained decoding could keep."""
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
+        """As the parent's.
+
+        What only constrained decoding could keep is ignored, as other wishes are: the model is told of it
+        and a policy learns it by its scores.
+        """
+        ignored = [*filter(None, (self._forced, self._form))]
+        if ignored and wishes != "session":
             raise Refusal(
-                f"response_format {kind!r} needs constrained decoding, whose samples cannot be trained on: "
-                "ask for the form in a message",
-                param="response_format",
-            )
-        if self.tool_choice not in (None, "auto", "none"):
-            raise Refusal(
-                f"tool_choice {self.tool_choice!r} needs constrained decoding, whose samples cannot be "
-                "trained on: use 'auto' or 'none'",
-                param="tool_choice",
+                f"{ignored[0]} needs constrained decoding, whose samples cannot be trained on: leave it out",
+                param=ignored[0].partition("=")[0],
             )
         if self.functions:
             raise Refusal("functions are not supported any more: use tools", param="functions")
-        params, ignored = super().sampling(session, wishes)
+        params, others = super().sampling(session, wishes)
         if self.top_logprobs:
             ignored.append("top_logprobs")
         if self.parallel_tool_calls is False:
             ignored.append("parallel_tool_calls=false")
-        return params, ignored
+        return params, ignored + others
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The messages, with the form of the answer that OpenAI's models are told of out of sight."""
+        if self._form != "response_format=json_schema":
+            return self.messages
+        schema = json.dumps(self.response_format["json_schema"]["schema"], ensure_ascii=False)  # type: ignore[index]
+        told = {"type": "text", "text": f"Answer with JSON alone, as this schema has it:\n{schema}"}
+        first = self.messages[0] if self.messages else {}
+        if first.get("role") not in ("system", "developer"):
+            return [{"role": "system", "content": told["text"]}, *self.messages]
+        content = first.get("content")
+        if isinstance(content, list):
+            return [{**first, "content": [*content, told]}, *self.messages[1:]]
+        if isinstance(content, str):
+            return [{**first, "content": f"{content}\n\n{told['text']}"}, *self.messages[1:]]
+        return self.messages
+
+    @property
+    def _forced(self) -> str | None:
+        """What its ``tool_choice`` would force; None where the policy is free."""
+        if self.tool_choice in (None, "auto", "none"):
+            return None
+        if isinstance(self.tool_choice, Mapping):
+            return "tool_choice=function"
+        if self.tool_choice == "required":
+            return "tool_choice=required"
+        raise Refusal(
+            f"tool_choice must be 'none', 'auto', 'required' or a function, got {self.tool_choice!r:.40}",
+            param="tool_choice",
+        )
+
+    @property
+    def _form(self) -> str | None:
+        """What its ``response_format`` would force; None where the policy is free."""
+        form = self.response_format or {}
+        kind = form.get("type", "text")
+        if kind == "text":
+            return None
+        schema = form.get("json_schema")
+        if (
+            kind == "json_schema"
+            and isinstance(schema, Mapping)
+            and isinstance(schema.get("schema"), Mapping)
+        ):
+            return "response_format=json_schema"
+        if kind == "json_object":  # by OpenAI's own rule a message asks for it
+            return "response_format=json_object"
+        raise Refusal(
+            "response_format must be of type 'text', 'json_object' or 'json_schema' with a schema, "
+            f"got {form!r:.60}",
+            param="response_format",
+        )
 
 
 class CompletionRequest(Asking):

@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from atropos_gym.engines import ScriptedEngine
 from atropos_gym.engines.base import Engine
 from atropos_gym.model_server import create_app
+from atropos_gym.wire import ScoredDataGroup
+from tests.unit.session_cases import Turn, match_turns
 
 BASE = "http://127.0.0.1"
 
@@ -78,3 +80,20 @@ def client_of(app: Any, base_url: str, api_key: str) -> Any:
         http = importlib.import_module("httpx2" if hasattr(openai, "DefaultAsyncHttpx2Client") else "httpx")
         app.state.http = http.AsyncClient(transport=http.ASGITransport(app))
     return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=app.state.http, max_retries=0)
+
+
+def check_wire(group: Any, engine: Any, *, cut: bool = False) -> list[Turn]:
+    """Holds a body of the wire against what the engine sampled; returns the turns that it trains."""
+    group = ScoredDataGroup.model_validate(group)
+    turns: list[Turn] = []
+    for row, extra in enumerate(group.overrides or ()):
+        ids, logprobs = group.tokens[row], (group.inference_logprobs or [])[row]
+        trained = {i for start, end in extra["turns"] for i in range(start, end)}
+        assert group.masks[row] == [id_ if i in trained else -100 for i, id_ in enumerate(ids)]
+        assert all(value == 1.0 for i, value in enumerate(logprobs) if i not in trained)
+        turns += [
+            (tuple(ids[:start]), tuple(ids[start:end]), tuple(logprobs[start:end]))
+            for start, end in extra["turns"]
+        ]
+    match_turns(turns, engine.calls, cut=cut)
+    return turns

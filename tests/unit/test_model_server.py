@@ -26,6 +26,7 @@ from atropos_gym.engines import SamplingParams, ScriptedEngine
 from atropos_gym.errors import ConfigError, EngineError, VersionExpired
 from atropos_gym.model_server import AgentCollector, create_app
 from atropos_gym.model_server.outlet import Outlet
+from atropos_gym.tokenizers import BytesTokenizer
 from atropos_gym.wire import ScoredDataGroup
 from tests.unit.model_server_cases import BASE, Front, with_front
 from tests.unit.rollout_cases import END, run_moved, say, saying
@@ -55,6 +56,10 @@ FIELDS = [
     "stream",
     "stream_options",
     "seed",
+    "tool_choice",
+    "response_format",
+    "json_schema",
+    "surprise",
 ]
 MORE = {"role": "user", "content": "more"}
 
@@ -214,6 +219,79 @@ def test_what_a_request_wants_is_followed_and_not_trained_where_it_is_another_di
     assert [call.params.temperature for call in engine.calls] == [0, 0.5]
 
 
+SCHEMA = {"type": "object", "properties": {"value": {"type": "integer"}}}
+FORCED: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": "required"}, "tool_choice=required"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice=function"),
+    ({"response_format": {"type": "json_object"}}, "response_format=json_object"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "Out", "schema": SCHEMA}}},
+        "response_format=json_schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("forced", "name"), FORCED, ids=[name for _, name in FORCED])
+@pytest.mark.parametrize("wishes", ["session", "request", "refuse"])
+def test_what_only_constrained_decoding_keeps_is_the_policys_to_learn(
+    wishes: Any, forced: dict[str, Any], name: str
+) -> None:
+    async def talk(front: Front) -> Any:
+        await front.open()
+        body = {"messages": HI, "tools": [TOOL], **forced}
+        response = await front.post("/chat/completions", body)
+        if wishes != "session":
+            await _expect(response, 400, f"{name} needs constrained decoding")
+            assert response.json()["error"]["param"] == name.partition("=")[0]
+            return
+        assert response.headers["x-atropos-ignored"] == name
+        body["messages"] = [*HI, response.json()["choices"][0]["message"], MORE]
+        assert (await front.post("/chat/completions", body)).status_code == 200
+        told = await front.finish(1.0)
+        assert told["ignored"] == {name: 2}
+        assert rows(told) == [say("ja") * 2]
+
+    with_front(saying("ja"), talk, wishes=wishes)
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ([], "Answer with JSON alone"),
+        ([{"role": "system", "content": "Be kind."}], "Be kind.\n\nAnswer with JSON alone"),
+        ([{"role": "developer", "content": [{"type": "text", "text": "Kind."}]}], "Kind.\nAnswer with JSON"),
+    ],
+)
+def test_the_schema_of_an_answer_is_told(first: list[Any], told: str) -> None:
+    engine = saying('{"value": 3}')
+
+    async def talk(front: Front) -> None:
+        await front.open()
+        await front.chat([*first, *HI], **FORCED[-1][0])
+
+    with_front(engine, talk)
+    prompt = BytesTokenizer().decode(engine.calls[0].prompt_ids)
+    assert told in prompt and json.dumps(SCHEMA) in prompt
+
+
+def test_fields_that_nobody_knows_are_counted_by_name() -> None:
+    async def talk(front: Front) -> Any:
+        await front.open()
+        extras: list[dict[str, Any]] = [
+            {"reasoning_effort": "low", "user": None, "store": False},
+            {"ünknown": 1, "a b\r\n": 2, "x" * 50: 3, "store": True},
+            {f"f{i:02}": i for i in range(30)},
+        ]
+        for extra in extras:
+            response = await front.post("/chat/completions", {"messages": HI, **extra})
+            assert response.status_code == 200 and len(response.headers["x-atropos-ignored"]) < 100
+        return await front.finish(1.0)
+
+    few = {f"f{i:02}": 1 for i in range(16)}
+    told = with_front(saying("ja"), talk)
+    assert told["ignored"] == {"reasoning_effort": 1, "store": 2, "other fields": 2, **few}
+
+
 # --- refusals ---
 
 
@@ -239,8 +317,13 @@ async def _expect(response: httpx.Response, status: int, said: str, code: str | 
         ("chat/completions", {"messages": HI, "n": 0}, "n: Input should be greater"),
         ("chat/completions", {"messages": HI, "max_tokens": 0}, "max_tokens: Input should be greater"),
         ("chat/completions", {"messages": HI, "tools": [{"type": "function"}]}, "a tool must be a mapping"),
-        ("chat/completions", {"messages": HI, "tool_choice": "required"}, "constrained decoding"),
-        ("chat/completions", {"messages": HI, "response_format": {"type": "json_object"}}, "constrained"),
+        ("chat/completions", {"messages": HI, "tool_choice": "any"}, "tool_choice must be 'none', 'auto'"),
+        ("chat/completions", {"messages": HI, "response_format": {"type": "xml"}}, "response_format must be"),
+        (
+            "chat/completions",
+            {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "'json_schema' with a schema",
+        ),
         ("chat/completions", {"messages": HI, "logit_bias": {"1": 2}}, "logit_bias is not supported"),
         ("chat/completions", {"messages": HI, "functions": [{}]}, "use tools"),
         ("completions", {"prompt": ""}, "the prompt is empty"),

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from atropos_gym.engines import ScriptedEngine
 from atropos_gym.errors import EngineError
 from atropos_gym.model_server import create_app
-from atropos_gym.wire import ScoredDataGroup
-from tests.unit.model_server_cases import BASE, Front
+from tests.unit.model_server_cases import BASE, Front, check_wire
 from tests.unit.rollout_cases import run_moved
-from tests.unit.session_cases import Turn, babbling, match_turns
+from tests.unit.session_cases import babbling
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -104,23 +103,12 @@ def test_any_interleaving(seed: int, members: int, rounds: int) -> None:
 
     told, answered = run_moved(play())
     if told["group"] is not None and not told["left_out"]:
-        check(ScoredDataGroup.model_validate(told["group"]), engine, answered)
+        check(told["group"], engine, answered)
 
 
-def check(group: ScoredDataGroup, engine: ScriptedEngine, answered: list[list[int]]) -> None:
+def check(group: Any, engine: ScriptedEngine, answered: list[list[int]]) -> None:
     """Holds a group against the engine's samples and against what programs were told."""
-    turns: list[Turn] = []
-    assert group.overrides is not None and group.inference_logprobs is not None
-    for row, extra in enumerate(group.overrides):
-        ids, logprobs = group.tokens[row], group.inference_logprobs[row]
-        places = {i for start, end in extra["turns"] for i in range(start, end)}
-        assert group.masks[row] == [id_ if i in places else -100 for i, id_ in enumerate(ids)]
-        turns += [
-            (tuple(ids[:start]), tuple(ids[start:end]), tuple(logprobs[start:end]))
-            for start, end in extra["turns"]
-        ]
-    match_turns(turns, engine.calls, cut=True)
-    trained = [list(ids) for _, ids, _ in turns]
+    trained = [list(ids) for _, ids, _ in check_wire(group, engine, cut=True)]
     # All that a program was told is trained; and what it had stopped to wait for may be.
     missing = Counter(map(json.dumps, filter(None, answered))) - Counter(map(json.dumps, trained))
     assert not missing
