@@ -32,6 +32,8 @@ def run(command: Command) -> int:
     config = command.config
     if (config.out is None) == (config.to is None):
         raise ConfigError("collect needs one of --out FILE (.jsonl or .html) and --to URL (a batch server)")
+    if config.to is not None and config.legal_only:
+        raise ConfigError("--legal-only: such groups cannot be trained on; leave it out, or --out FILE")
     if config.out is not None:
         _check_file(config.out)
     config = with_saved_run(command)
@@ -167,6 +169,7 @@ def _write(
         find_env(config.env),
         engine,
         options=options,
+        legal_only=config.legal_only,
         **_settings(config, sampling),
     )
     a_round = max(1, config.concurrency // config.group_size)

@@ -125,6 +125,9 @@ class Config(BaseModel):
     """Sampling temperature. `eval` plays greedily, or at 1 (`--no-deterministic`)."""
     common_random_numbers: bool = _setting(False, "collection", "train collect")
     """All members of a group meet the same chance after the start, not only the same start."""
+    legal_only: bool = _setting(False, "collection", "eval collect")
+    """Sample nothing but replies that the environment says are legal. Such groups cannot be trained on, so
+    `collect` writes them to a file only."""
     each_item: bool = _setting(False, "collection", "collect")
     """Play each item of the environment's data once a pass, in another order each time, instead of drawing
     one by chance for each group."""

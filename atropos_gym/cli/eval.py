@@ -66,6 +66,7 @@ def _play(config: Config, policy: Any, show: Show) -> EvalResult:
             env_kwargs=config.env_kwargs,
             concurrency=config.concurrency,
             progress=update,
+            legal_only=config.legal_only,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from atropos_gym import Feedback, GroupCollector, GymTextEnv, TextEnv, evaluate
+from atropos_gym.cli import collect as collect_verb
+from atropos_gym.cli import eval as eval_verb
+from atropos_gym.cli import main
 from atropos_gym.engines import SamplingParams
 from atropos_gym.engines.hf import HFEngine
 from atropos_gym.engines.scripted import ScriptedEngine
@@ -347,3 +351,38 @@ def test_without_legal_only_nothing_is_masked() -> None:
     assert group.trainable is True and collector.report["episodes"]["untrainable"] == {}
     assert len(group.to_wire().tokens) == 2
     collector.close()
+
+
+# -- on the command line -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder to work in, where whatever model is named talks nonsense."""
+    for module in (eval_verb, collect_verb):
+        monkeypatch.setattr(module, "open_engine", lambda config: nullcontext(NONSENSE))
+        monkeypatch.setattr(module, "with_saved_run", lambda command: command.config)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_eval_legal_only(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "--policy", "m", "--env", "atropos/Taxi-v0", "--episodes", "2"]
+    assert main([*words, "--legal-only"]) == 0
+    assert "100.0 %" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "0.0 %" in capsys.readouterr().out
+    assert main(["eval", "--policy", "random", "--legal-only"]) == 2
+    assert "legal_only masks what an engine samples" in capsys.readouterr().err
+    assert main(["eval", "--policy", "m", "--env", f"{__name__}:Essay", "--legal-only"]) == 2
+    assert "does not say which replies are legal" in capsys.readouterr().err
+
+
+def test_collect_legal_only(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["collect", "atropos/Blackjack-v0", "--policy", "m", "--legal-only"]
+    assert main([*words, "--to", "http://127.0.0.1:1"]) == 2
+    assert "--legal-only: such groups cannot be trained on" in capsys.readouterr().err
+    assert main([*words, "--out", "a.jsonl", "--groups", "2", "--group-size", "2"]) == 0
+    groups = list(read_jsonl(opened / "a.jsonl"))
+    assert [group.trainable for group in groups] == ["choices", "choices"]
+    assert not any(episode.invalid_turns for group in groups for episode in group.episodes)
