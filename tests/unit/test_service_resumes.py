@@ -320,6 +320,8 @@ def test_two_services_of_one_name_get_numbers_of_their_own_at_a_new_server(lag: 
             running.append(asyncio.create_task(service.run()))
             await asyncio.sleep(3)
         assert (first._env_id, second._env_id) == (0, 1)
+        network.up = False
+        await asyncio.sleep(1)  # both are between two tries when it is up again
         network.start()
         await trainer.start()
         known = await trainer.client.register_env(
