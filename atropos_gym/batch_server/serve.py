@@ -56,7 +56,7 @@ def serve(
     ready_file: Path | None = None,
     log_level: str = "warning",
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then answers whoever waits and returns.
+    """Serves until SIGTERM or SIGINT, or nothing can be saved any more; then answers whoever waits, and ends.
 
     Args:
         host: address to listen on.
@@ -73,6 +73,7 @@ def serve(
 
     Raises:
         ConfigError: address, store or tokenizer cannot be used; one line that says why and what to do.
+        ServerError: what writes the store has ended: only another process can go on, from what is saved.
     """
     access = access or Access()
     if not is_loopback(host) and access.token is None and not insecure:
@@ -119,27 +120,45 @@ def serve(
     )
     try:
         with contextlib.closing(listener):
-            _Server(config, announce, app.state.desk.close).run(sockets=[listener])
+            _Server(config, announce, app.state.desk.close, partial(_lost, store)).run(sockets=[listener])
+        if why := _lost(store):
+            raise ServerError(f"the batch server has stopped: {why}")
     finally:
         store.close()
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
 
 
+def _lost(store: Store) -> str:
+    """Why nothing will ever be saved again; "" while it may, also where the disk is full just now."""
+    saved = store.save()
+    error = saved.exception() if saved is not None and saved.done() else None
+    return "" if error is None else str(error)
+
+
 class _Server(uvicorn.Server):
-    """Uvicorn, which says when it answers and lets held requests go when it stops."""
+    """Uvicorn, which says when it answers, lets held requests go when it stops, and stops once it is no use."""
 
     def __init__(
-        self, config: uvicorn.Config, started: Callable[[], None], stopping: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        stopping: Callable[[], None],
+        lost: Callable[[], str],
     ) -> None:
         super().__init__(config)
         self._on_started = started
         self._on_stopping = stopping
+        self._lost = lost
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to answer."""
         await super().startup(sockets=sockets)
         self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Says ten times a second whether to stop; looks once a second whether all is lost."""
+        return await super().on_tick(counter) or (counter % 10 == 0 and bool(self._lost()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops to answer."""
@@ -321,4 +340,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, MissingData) as error:
         print(error, file=sys.stderr)
         return 2
+    except ServerError as error:  # nobody's mistake: to be started again
+        print(error, file=sys.stderr)
+        return 1
     return 0

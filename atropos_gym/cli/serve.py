@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from functools import partial
 
@@ -10,6 +11,7 @@ from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.serve import open_store, serve, state_file
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.config import Config
+from atropos_gym.errors import ServerError
 
 __all__ = ["run"]
 
@@ -24,15 +26,19 @@ def run(command: Command) -> int:
     origins = [one.strip() for one in (config.cors_origin or "").split(",") if one.strip()]
     access = Access.find(config.token, config.env_token, origins)
     limits = _limits(config)
-    serve(
-        config.host,
-        config.port,
-        store=store,
-        limits=limits,
-        access=access,
-        insecure=config.insecure,
-        tokenizer=config.tokenizer,
-    )
+    try:
+        serve(
+            config.host,
+            config.port,
+            store=store,
+            limits=limits,
+            access=access,
+            insecure=config.insecure,
+            tokenizer=config.tokenizer,
+        )
+    except ServerError as error:  # nobody's mistake: a supervisor starts it again, and it goes on
+        print(f"atropos-gym: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -354,3 +354,47 @@ def test_serve_asks_for_its_token_and_lets_held_posts_go_when_it_stops(tmp_path:
     finally:
         process.terminate()
         process.communicate()
+
+
+WRITER_ENDS = """
+import sys
+from atropos_gym.batch_server.state import journal
+from atropos_gym.cli import main
+
+carry_out = journal._carry_out
+
+def broken(statements, connection):
+    if any("INTO groups" in sql for sql, _ in statements):
+        raise IndexError("of ours")
+    carry_out(statements, connection)
+
+journal._carry_out = broken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_cannot_save_any_more_ends_and_another_goes_on(tmp_path: Path, port: str) -> None:
+    store = ["--port", port, "--store", str(tmp_path / "store.sqlite")]
+    command = [sys.executable, "-c", WRITER_ENDS, "serve", *store]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix(READY).strip()
+        with BatchClient(url, retry_seconds=0) as client:
+            client.register(batch_size=2, max_token_len=64)
+            with pytest.raises(ServerError, match="nothing is saved until a restart"):
+                client.post_group(ScoredDataGroup.model_validate(GROUP))
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    line = errors.strip().splitlines()[-1]
+    assert line.startswith("atropos-gym: the batch server has stopped: cannot write ")
+    assert line.endswith("nothing is saved until a restart")
+    process, lines = start_serve(tmp_path, *store)
+    try:
+        with BatchClient(lines[-1]) as client:
+            assert client.info()["batch_size"] == 2, "what was saved is there"
+    finally:
+        process.terminate()
+        process.communicate()
