@@ -137,7 +137,7 @@ def _lost(store: Store) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, which says when it answers, lets held requests go when it stops, and stops once it is no use."""
+    """Uvicorn, which says when it answers, lets held requests go when it stops, and stops if it is no use."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_gym.batch_server.bodies.codings import FEED_BYTES, BrokenStream, Inflater
 from atropos_gym.batch_server.http.desk import Desk
+from atropos_gym.batch_server.http.room import Place
 from atropos_gym.batch_server.state.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
 
@@ -26,6 +27,9 @@ SAVE_SOON = 0.02
 RETRY_AFTER = 5
 """Seconds after which a client should try again what could not be saved, or had no room."""
 
+QUEUE_FULL = "queue full"
+"""What is said where there was no room for a body: nothing of it is kept."""
+
 CODINGS = ("gzip", "x-gzip", "zstd")
 
 GROUP_PATHS = ("/scored_data", "/scored_data_list")
@@ -36,6 +40,9 @@ SETTINGS_BYTES = 2**18
 
 BODY = "atropos_gym.body"
 """Where a request's scope holds its plain body."""
+
+PLACE = "atropos_gym.place"
+"""Where it holds the room that the body takes."""
 
 
 class Saved:
@@ -105,6 +112,10 @@ class _Refusal(Exception):
         self.status = status
 
 
+class _Full(Exception):
+    """There is no room for a body, or for the rest of it."""
+
+
 class _Left(Exception):
     """The client went away before its body was complete."""
 
@@ -114,7 +125,8 @@ class Bodies:
 
     The limit is counted on what comes in and on what comes out, piece by piece: a small body cannot become a
     large one in memory, one of empty members has an end, and what a header claims does not matter. Where no
-    more groups can be kept, their bodies stay unread for a while and are then refused for now.
+    more groups can be kept, their bodies stay unread for a while, also in the middle, and are then refused
+    for now.
 
     Args:
         app: gets the request with its plain body.
@@ -130,41 +142,36 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 400, 408, 413, 415 or 503, or passes the request on."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        scope[BODY] = b""
+        scope[BODY], scope[PLACE] = b"", Place(self.desk.room)
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
         brings_groups = scope["path"] in GROUP_PATHS
-        if brings_groups and not await self.desk.hold_post(self._has_room):
-            await _later("queue full")(scope, receive, send)
-            return
         limit = self.max_bytes if brings_groups else min(self.max_bytes, SETTINGS_BYTES)
         try:
-            scope[BODY] = await self._read(headers, receive, limit)
+            scope[BODY] = await self._read(headers, receive, limit, scope[PLACE], waits=brings_groups)
+            await self.app(scope, receive, send)
         except _Left:
             return  # nobody is there to be answered, and nothing of it is kept
+        except _Full:
+            await _later(QUEUE_FULL)(scope, receive, send)
         except _Refusal as refusal:
             if brings_groups:
                 self.desk.store.count_refused(None, 1, f"status_{refusal.status}")
             await JSONResponse({"detail": str(refusal)}, refusal.status)(scope, receive, send)
-            return
-        try:
-            await self.app(scope, receive, send)
         finally:
-            drop_body(self.desk, scope)
+            drop_body(scope)
 
-    def _has_room(self) -> bool:
-        return self.desk.store.held_bytes + self.desk.arriving < self.desk.store.limits.hard_bytes
-
-    async def _read(self, headers: Headers, receive: Receive, limit: int) -> bytes:
-        """The body, which counts as arriving until it is dropped."""
+    async def _read(
+        self, headers: Headers, receive: Receive, limit: int, place: Place, *, waits: bool
+    ) -> bytes:
+        """The body, which has its place until it is dropped; ``waits``: it needs room for that."""
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", *CODINGS):
             raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
         if _length(headers) > limit:
             raise _too_large(limit)
-        counted = _length(headers)
-        self.desk.arriving += counted
+        await self._settle(place, _length(headers), waits=waits)
         kept: list[bytes] = []
         size = 0
         try:
@@ -173,24 +180,27 @@ class Bodies:
                 if coding != "identity":
                     pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
                 async for piece in pieces:
-                    kept.append(piece)
                     size += len(piece)
-                    self.desk.arriving += max(0, size - counted)
-                    counted = max(counted, size)
-            self.desk.arriving += size
-            return b"".join(kept)
+                    await self._settle(place, size, waits=waits)
+                    kept.append(piece)
         except TimeoutError:
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
         except BrokenStream as error:
             raise _Refusal(400, str(error)) from None
-        finally:
-            self.desk.arriving -= counted
+        return b"".join(kept)
+
+    async def _settle(self, place: Place, size: int, *, waits: bool) -> None:
+        """Takes room for a body of at least this size, as soon as there is some."""
+        if not waits:
+            place.take(size, anyway=True)
+        elif not await self.desk.hold_post(lambda: place.take(size)):
+            raise _Full
 
 
-def drop_body(desk: Desk, scope: Scope) -> None:
+def drop_body(scope: Scope) -> None:
     """Forgets a request's body once it was read: its answer may be held for long."""
-    desk.arriving -= len(scope[BODY])
     scope[BODY] = b""
+    scope[PLACE].leave()
 
 
 def _length(headers: Headers) -> int:

@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from atropos_gym.batch_server.bodies.reader_process import reader
 from atropos_gym.batch_server.clock import Clock
+from atropos_gym.batch_server.http.room import Room
 from atropos_gym.batch_server.state.intake import Incoming, Receipt
 from atropos_gym.batch_server.state.leases import Lease
 from atropos_gym.batch_server.store import Store
@@ -45,8 +46,7 @@ class Desk:
         audience: who hears what happens here.
         held_posts: posts that wait because too much is queued.
         hold_seconds: for which posts have been held so far, all together.
-        arriving: bytes of the bodies in memory, or that their senders have announced, until these are read
-            to the end and parsed.
+        room: for bodies on their way.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -56,9 +56,14 @@ class Desk:
         self.audience: list[Audience] = []
         self.held_posts = 0
         self.hold_seconds = 0.0
-        self.arriving = 0
+        self.room = Room(lambda: store.held_bytes, lambda: store.limits.hard_bytes)
         self._change = asyncio.Event()
         self._in_line = 0
+
+    @property
+    def arriving(self) -> int:
+        """Bytes of bodies that are read, or of which their senders have told, until they are parsed."""
+        return self.room.arriving
 
     def now(self) -> float:
         """The time, after doing what is due by then."""

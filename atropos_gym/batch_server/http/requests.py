@@ -63,7 +63,7 @@ async def read_groups(desk: Desk, request: Request, *, many: bool) -> list[Incom
     try:
         return await _read_groups(desk, request.scope[BODY], _media_type(request), many)
     finally:
-        drop_body(desk, request.scope)
+        drop_body(request.scope)
 
 
 async def _read_groups(desk: Desk, body: bytes, media_type: str, many: bool) -> list[Incoming]:
