@@ -138,7 +138,7 @@ class GroupPlayer:
             affinity=(self.pool.name, number, member),
         )
         try:
-            seat = self.pool.take()
+            seat = await self.pool.seat()
         except Exception as error:
             raise EpisodeFailed(f"env: {type(error).__name__}", str(error)) from error
         try:

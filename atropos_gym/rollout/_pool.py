@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_gym.errors import ConfigError, TokenizerMismatch
+from atropos_gym.rollout._pace import Pace
 from atropos_gym.rollout._registered import check_id
 from atropos_gym.text_env import TextEnv
 from atropos_gym.tokenizers import Tokenizer
@@ -35,15 +36,17 @@ class Seat:
     Args:
         env: the environment, wrappers included.
         blocking: call it in a thread of its own, always the same one: some connections live in one thread.
+        pace: of calls in the event loop.
 
     Attributes:
         env: the environment.
         text_env: the ``TextEnv`` inside it.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], *, blocking: bool) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], *, blocking: bool, pace: Pace) -> None:
         self.text_env = cast(TextEnv, env.unwrapped)
         self.env = env
+        self._pace = pace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="env") if blocking else None
 
     async def reset(
@@ -79,6 +82,7 @@ class Seat:
 
     async def _call(self, function: Callable[..., _Answer], *arguments: Any) -> _Answer:
         if self._thread is None:
+            await self._pace.step()
             return function(*arguments)
         return await asyncio.wrap_future(self._thread.submit(function, *arguments))
 
@@ -122,6 +126,7 @@ class EnvPool:
         if tokenizer is not None and makes_with_keywords and "renderer" not in self._kwargs:
             self._kwargs.setdefault("tokenizer", tokenizer)
         self._free: list[Seat] = []
+        self._pace = Pace()
         self._closed = False
         first = self._make()
         self.env = cast(TextEnv, first.unwrapped)
@@ -143,7 +148,13 @@ class EnvPool:
             env, self._first = self._first, None
         else:
             env = self._make()
-        return Seat(env, blocking=self._blocking)
+        return Seat(env, blocking=self._blocking, pace=self._pace)
+
+    async def seat(self) -> Seat:
+        """Does what ``take`` does; where many are to be made, the event loop does other things in between."""
+        if not self._free:
+            await self._pace.step()
+        return self.take()
 
     def give_back(self, seat: Seat) -> None:
         """Keeps a seat whose episode ended well for the next one."""
