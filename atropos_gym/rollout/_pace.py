@@ -30,29 +30,37 @@ class Pace:
 
     async def step(self) -> None:
         """Returns when it is one's turn: await it before what keeps the loop busy."""
+        if (turn := self._queue().enter()) is not None:
+            await turn
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody came in this turn of the running loop, or waits for the next."""
+        return self._queue().counting
+
+    def _queue(self) -> _Queue:
         loop = asyncio.get_running_loop()
         queue: _Queue | None = getattr(self._local, "queue", None)
         if queue is None or queue.loop is not loop:
             queue = self._local.queue = _Queue(loop, self._most)
-        if (turn := queue.enter()) is not None:
-            await turn
+        return queue
 
 
 class _Queue:
     """Who waits in one event loop."""
 
-    __slots__ = ("_counting", "_left", "_most", "_waiting", "loop")
+    __slots__ = ("_left", "_most", "_waiting", "counting", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self.loop = loop
         self._most = self._left = most
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._counting = False
+        self.counting = False
 
     def enter(self) -> asyncio.Future[None] | None:
         """Returns what to wait for, if anything."""
-        if not self._counting:
-            self._counting = True
+        if not self.counting:
+            self.counting = True
             self.loop.call_soon(self._next_turn)
         if self._left:
             self._left -= 1
@@ -68,6 +76,6 @@ class _Queue:
             if not turn.done():  # else its episode was cancelled
                 turn.set_result(None)
                 self._left -= 1
-        self._counting = self._left < self._most
-        if self._counting:
+        self.counting = self._left < self._most
+        if self.counting:
             self.loop.call_soon(self._next_turn)

@@ -156,6 +156,11 @@ class EnvPool:
             await self._pace.step()
         return self.take()
 
+    @property
+    def busy(self) -> bool:
+        """Whether environments are called one after another in this turn of the running event loop."""
+        return self._pace.busy
+
     def give_back(self, seat: Seat) -> None:
         """Keeps a seat whose episode ended well for the next one."""
         if self._closed:

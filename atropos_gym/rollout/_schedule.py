@@ -62,32 +62,41 @@ class Run:
             CollectionFailed: too many groups were lost in a row.
             UnequalStarts: a group's members began differently.
         """
-        while True:
-            self._fill()
-            if self._error is not None:
-                raise self._error
-            if self._ready:
-                group = self._ready.popleft()
-                self._delivered += 1
-                self._accounting.deliver()
-                self._fill()
-                return group
-            if not self._tasks:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
+        return self._take() if await self._any_ready() else None
 
     async def burst(self) -> list[EpisodeGroup]:
         """Returns all groups that are finished, at least one; none once all wanted came or it is stopped.
+
+        Where environments are about to hear answers that came with theirs, it waits for what they finish.
 
         Raises:
             CollectionFailed: too many groups were lost in a row.
             UnequalStarts: a group's members began differently.
         """
-        groups: list[EpisodeGroup] = []
-        while (self._ready or not groups) and (group := await self.next()) is not None:
-            groups.append(group)
-        return groups
+        if await self._any_ready():
+            while self._player.pool.busy and len(self._ready) < self._most_ready:
+                await asyncio.sleep(0)
+        return [self._take() for _ in range(len(self._ready))]
+
+    async def _any_ready(self) -> bool:
+        """Waits for a finished group; returns whether there is one."""
+        while True:
+            self._fill()
+            if self._error is not None:
+                raise self._error
+            if self._ready:
+                return True
+            if not self._tasks:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _take(self) -> EpisodeGroup:
+        group = self._ready.popleft()
+        self._delivered += 1
+        self._accounting.deliver()
+        self._fill()
+        return group
 
     async def stop(self) -> None:
         """Starts no further group and cancels those in flight; finished ones can still be taken."""

@@ -3,7 +3,8 @@
 What is promised:
 1. However many are ready at once, a turn of the loop lets a few through, and they go in order of asking.
 2. One who is cancelled while waiting takes nobody's place; each loop counts for itself.
-3. A collector with hundreds of episodes in flight steps a few environments at a time.
+3. A collector with hundreds of episodes in flight steps a few environments at a time, and what answers that
+   came together finish is still handed over together.
 """
 
 from __future__ import annotations
@@ -129,3 +130,27 @@ def test_a_collector_steps_a_few_environments_at_a_time() -> None:
     collector.close()
     assert steps.total() == 20 * 8 * (1 + Guess.max_turns)
     assert max(steps.values()) <= 2 * STEPS
+
+
+def test_what_is_finished_by_answers_that_came_together_is_handed_over_together() -> None:
+    answered: list[asyncio.Event] = []
+
+    async def together(number: int) -> None:
+        if number % 64 == 0:
+            answered.append(asyncio.Event())
+        event = answered[-1]
+        if number % 64 == 63:
+            event.set()
+        await event.wait()
+
+    engine = ScriptedEngine(lambda prompt, params, number: [*b"x", 258], delay=together)
+    collector = GroupCollector(Guess, engine, group_size=8, concurrency=64, seed=1)
+
+    async def play() -> list[int]:
+        bursts = collector.bursts()
+        sizes = [len(await anext(bursts)) for _ in range(3)]
+        await bursts.aclose()
+        return sizes
+
+    assert asyncio.run(asyncio.wait_for(play(), 60)) == [8, 8, 8]
+    collector.close()
