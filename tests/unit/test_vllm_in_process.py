@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -90,8 +91,11 @@ class FakeAsyncLLM:
     def _sample(prompt: list[int], params: SimpleNamespace, index: int, adapter: int) -> SimpleNamespace:
         rng = random.Random(f"{prompt}{params.seed + index}{adapter}")
         ids, logprobs = [], []
-        for _ in range(params.max_tokens):
-            ids.append(rng.randrange(256))
+        grammar = getattr(params, "structured_outputs", None)
+        body = rng.choice(grammar.grammar.removeprefix("root ::= ").split(" | ")) if grammar else ""
+        masked = [*map(int, re.findall(r"\d+", body)), *params.stop_token_ids] if grammar else []
+        for k in range(params.max_tokens):
+            ids.append(masked[k] if masked else rng.randrange(256))
             logprobs.append({ids[-1]: SimpleNamespace(logprob=-rng.random(), rank=1, decoded_token=None)})
             if ids[-1] in params.stop_token_ids:
                 return SimpleNamespace(
@@ -133,7 +137,11 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeAsyncLLM]:
         _module("vllm.v1.engine"),
         _module("vllm.v1.engine.async_llm", AsyncLLM=cls),
         _module("vllm.v1.engine.exceptions", EngineDeadError=EngineDeadError),
-        _module("vllm.sampling_params", RequestOutputKind=SimpleNamespace(FINAL_ONLY=2)),
+        _module(
+            "vllm.sampling_params",
+            RequestOutputKind=SimpleNamespace(FINAL_ONLY=2),
+            StructuredOutputsParams=lambda grammar: SimpleNamespace(grammar=grammar),
+        ),
         _module("vllm.lora"),
         _module(
             "vllm.lora.request",
@@ -163,6 +171,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         write_adapter(root / name, adapter_tensors(model, seed=k))
         for k, name in enumerate(("v1", "v2", "unliked"))
     ]
+
+
+def test_choices_are_a_grammar_of_ids(llm: type[FakeAsyncLLM], tmp_path: Path) -> None:
+    choices = ((1, 2, 258), (1, 258), (3, 258))
+    with opened(tmp_path) as engine:
+        asked = PARAMS.with_(choices=choices, stop_ids=(258,))
+        samples = run(engine.generate(PROMPT, asked, 12))
+        assert {sample.ids for sample in samples} <= set(choices)
+        assert {sample.trainable for sample in samples} == {"choices"}
+        run(engine.generate(PROMPT, PARAMS))
+    sent, free = (one.params for one in llm.made[0].asked)
+    assert sent.structured_outputs.grammar == "root ::= Token(1) Token(2) | Token(1) | Token(3)"
+    assert sent.allowed_token_ids == [1, 2, 3, 258]
+    assert not hasattr(free, "structured_outputs")
 
 
 def test_ids_and_logprobs_come_back(llm: type[FakeAsyncLLM], tmp_path: Path) -> None:
