@@ -36,7 +36,7 @@ class LegalReplies:
     def narrowed(
         self,
         sampling: SamplingParams,
-        replies: tuple[str, ...] | None,
+        replies: Sequence[str] | None,
         say: Callable[[str], Sequence[int]],
     ) -> SamplingParams:
         """Returns the sampling of one turn.
@@ -56,12 +56,17 @@ class LegalReplies:
                 "info['action_mask'] or few discrete actions in a declared format, a TextEnv has answers or "
                 "legal_replies()"
             )
-        choices = self._ids.get(replies)
+        if isinstance(replies, str):
+            raise ConfigError(
+                f"{self._env}: legal_replies() must return a tuple of texts, got {replies!r:.60}"
+            )
+        known = tuple(replies)
+        choices = self._ids.get(known)
         if choices is None:
-            choices = tuple(tuple(say(reply)) for reply in replies)
+            choices = tuple(tuple(say(reply)) for reply in known)
             if len(self._ids) < _MOST:
-                self._ids[replies] = choices
-        for reply, choice in zip(replies, choices, strict=True):
+                self._ids[known] = choices
+        for reply, choice in zip(known, choices, strict=True):
             if len(choice) > sampling.max_tokens:
                 raise ConfigError(
                     f"{self._env}: the legal reply {reply!r:.60} has {len(choice)} ids, and a turn has "

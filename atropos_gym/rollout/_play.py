@@ -152,7 +152,7 @@ async def play(seat: Seat, engine: Engine, plan: Plan) -> Episode:
                     sampling = sampling.with_(max_tokens=limit)
                 if plan.legal is not None:
                     replies = await _in_env(seat.legal_replies())
-                    if replies == ():
+                    if replies is not None and not replies:
                         told = f"{start.env} has no legal reply in turn {len(rewards)}"
                         raise EpisodeFailed("nothing legal", told)
                     sampling = plan.legal.narrowed(sampling, replies, env.say)

@@ -269,7 +269,10 @@ def test_sets_of_replies_are_written_as_ids_once() -> None:
     sampling = SamplingParams(max_tokens=8)
     for _ in range(3):
         assert legal.narrowed(sampling, ("a", "b"), say).choices == ((97, 258), (98, 258))
+    assert legal.narrowed(sampling, ["a", "b"], say).choices == ((97, 258), (98, 258))
     assert said == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"Menu: legal_replies\(\) must return a tuple of texts, got 'ab'"):
+        legal.narrowed(sampling, "ab", say)
 
 
 # -- what becomes of it -------------------------------------------------------------------------------------
@@ -367,7 +370,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_eval_legal_only(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["eval", "--policy", "m", "--env", "atropos/Taxi-v0", "--episodes", "2"]
+    words = ["eval", "--policy", "m", "--env", "atropos/Blackjack-v0", "--episodes", "4"]
     assert main([*words, "--legal-only"]) == 0
     assert "100.0 %" in capsys.readouterr().out
     assert main(words) == 0
