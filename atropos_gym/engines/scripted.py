@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atropos_gym.engines._choices import Choices, check_choices, following
-from atropos_gym.engines._ids import check_ids, room_left
+from atropos_gym.engines._ids import as_ids, check_ids, room_left
 from atropos_gym.engines._versions import Hold, ServesVersions, VersionTable
 from atropos_gym.engines.base import (
     Completion,
@@ -45,7 +45,7 @@ Fault = Exception | Literal["abort", "cut"]
 """Raise it; end with half the ids and ``abort``; or lose the last id, as a length limit does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One sample that was asked for.
 
@@ -164,7 +164,7 @@ class ScriptedEngine(ServesVersions):
             EngineError: as the hf engine, and where a table has no answer for the prompt.
             VersionExpired: the version is no longer served.
         """
-        prompt = tuple(int(i) for i in prompt_ids)
+        prompt = as_ids(prompt_ids)
         self._check(prompt, params, n)
         while True:
             if version is None:  # who holds one plays on through a restart
@@ -192,7 +192,8 @@ class ScriptedEngine(ServesVersions):
         self, prompt: tuple[int, ...], params: SamplingParams, version: int, lane: Lane, affinity: Hashable
     ) -> Completion:
         number = len(self.calls)
-        self.calls.append(Call(number, prompt, params, version, lane=lane, affinity=affinity))
+        call = Call(number, prompt, params, version, lane=lane, affinity=affinity)
+        self.calls.append(call)
         if self._delay is not None:
             await self._delay(number)
         first = version
@@ -206,9 +207,9 @@ class ScriptedEngine(ServesVersions):
             if version != first:
                 completion = replace(completion, version=first, last_version=version)
         except Exception as error:
-            self.calls[number] = replace(self.calls[number], outcome=error)
+            call.outcome = error
             raise
-        self.calls[number] = replace(self.calls[number], outcome=completion)
+        call.outcome = completion
         return completion
 
     def _completion(
