@@ -120,6 +120,7 @@ class _Run:
         self.metrics = MetricsFile(Path(model.metrics_path or model._parts.folder.path / "metrics.jsonl"))
         self.watch = SwapWatch.of(model)
         self.warned = False
+        self.checkpointing: Metrics = {}  # seconds of the last checkpoint, told with the update after it
 
     @property
     def over(self) -> bool:
@@ -145,7 +146,7 @@ class _Run:
         model._current_progress_remaining = self.progress_remaining
         self.callback.on_rollout_start()
         with phases.phase("collect"):
-            groups = source.next()
+            groups = source.next(model._n_updates + 1)
         if model.deterministic:
             groups.sort(key=_place)  # as they were started, not as they were finished
         with phases.phase("read"):
@@ -163,12 +164,15 @@ class _Run:
             self._prune(source)
         model._settled_timesteps = model.num_timesteps
         source.moved_on()
+        # Before the checkpoint: whoever goes on from that one adds no line for this update.
+        self._log({**_rollout(batch), **metrics, **phases.seconds, **self.checkpointing})
         due = model.checkpoint_every is not None and model._n_updates % model.checkpoint_every == 0
+        saving = Phases()
         if due:
-            with phases.phase("checkpoint"):
+            with saving.phase("checkpoint"):
                 model.checkpoint()
+        self.checkpointing = saving.seconds
         source.done(durable=due)
-        self._log({**_rollout(batch), **metrics, **phases.seconds})
         return True
 
     def _prune(self, source: GroupSource) -> None:

@@ -12,6 +12,7 @@ from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import ServerError
 from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.trainers._leases import OVER, Leases, settle
 from atropos_gym.wire import ScoredDataGroup
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ GOODBYE_SECONDS = 1.0
 class GroupSource(Protocol):
     """Where a learner's batches come from."""
 
-    def next(self) -> list[ScoredDataGroup]:
-        """Returns the groups of one update; blocks."""
+    def next(self, update: int) -> list[ScoredDataGroup]:
+        """Returns the groups of one update, whose number this is; blocks."""
         ...
 
     def moved_on(self) -> None:
@@ -89,7 +90,7 @@ class LocalSource:
         self._live = live
         self._ahead = list(numbers)
 
-    def next(self) -> list[ScoredDataGroup]:
+    def next(self, update: int) -> list[ScoredDataGroup]:
         """Collects each environment's share, in order of group numbers."""
         bodies: list[ScoredDataGroup] = []
         self._ahead = list(self._numbers)
@@ -143,6 +144,7 @@ class ServerSource:
         groups: groups of an update.
         lease_seconds: a lease is extended at a third of it, as long as the batch is being worked on.
         announcement: what each post to ``/policy`` says besides version and adapter.
+        leases: batches that are leased and not yet acknowledged.
         checkpointing: acknowledge only what a checkpoint on disk contains.
     """
 
@@ -153,6 +155,7 @@ class ServerSource:
         groups: int,
         lease_seconds: float,
         announcement: dict[str, Any],
+        leases: Leases,
         checkpointing: bool = False,
     ) -> None:
         self._client = client
@@ -160,13 +163,13 @@ class ServerSource:
         self._lease_seconds = lease_seconds
         self._announcement = announcement
         self._checkpointing = checkpointing
-        self._open: list[Any] = []  # batch ids that are leased and not yet acknowledged, oldest first
+        self._leases = leases
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._extender = threading.Thread(target=self._keep_leases, name="leases", daemon=True)
         self._extender.start()
 
-    def next(self) -> list[ScoredDataGroup]:
+    def next(self, update: int) -> list[ScoredDataGroup]:
         """Waits for exactly one update's groups and leases them."""
         while True:
             batch = self._client.batch(
@@ -176,7 +179,7 @@ class ServerSource:
             )
             if batch is not None:
                 with self._lock:
-                    self._open.append(batch.batch_id)
+                    self._leases.add(str(batch.batch_id), update)
                 return list(batch.groups)
 
     def moved_on(self) -> None:
@@ -186,17 +189,15 @@ class ServerSource:
         """Acknowledges every batch that the state on disk contains."""
         if self._checkpointing and not durable:
             return
-        with self._lock:
-            learned, self._open = self._open, []
-        for batch_id in learned:
+        for batch_id in self._open():
             self._client.ack(batch_id)
+            self._over(batch_id)
 
     def give_back(self) -> None:
         """Puts the last batch back to the head of the queue."""
-        with self._lock:
-            batch_id = self._open.pop() if self._open else None
-        if batch_id is not None:
+        for batch_id in self._open()[-1:]:
             self._client.nack(batch_id, reason="the learner stopped before this update")
+            self._over(batch_id)
 
     def announce(self, version: int, adapter: Path | None) -> None:
         """Posts the version; services load it and confirm."""
@@ -218,34 +219,39 @@ class ServerSource:
         self._stop.set()
         self._extender.join()
         with self._client:
-            with self._lock:
-                left, self._open = self._open, []
-            if left:
+            if left := self._open():
                 self._give_back_soon(left)
             if finished:
                 self._client.finish(self._announcement["run"])
+                self._leases.finish()
 
-    def _give_back_soon(self, batch_ids: list[Any]) -> None:
+    def _give_back_soon(self, batch_ids: list[str]) -> None:
         """Gives leases back without waiting for a server that may be what failed: they end anyway."""
         with BatchClient(self._client.url, timeout=GOODBYE_SECONDS, retry_seconds=0.0) as client:
             try:
                 for batch_id in batch_ids:
                     client.nack(batch_id, reason="the learner stopped")
+                    self._over(batch_id)
             except ServerError as error:
                 log.warning("could not give %d batches back: %s", len(batch_ids), error)
 
     def _keep_leases(self) -> None:
         """Extends all open leases until the source is closed; a lost lease shows at its ack."""
         while not self._stop.wait(self._lease_seconds / 3):
-            with self._lock:
-                open_ = list(self._open)
-            for batch_id in open_:
+            for batch_id in self._open():
                 try:
                     self._client.extend(batch_id, self._lease_seconds)
                 except ServerError as error:
-                    if error.status in (404, 409):  # acknowledged meanwhile, or another learner has it
-                        continue
-                    raise
+                    if error.status not in OVER:  # acknowledged meanwhile, or another learner has it
+                        log.warning("batch %s was not extended, trying again: %s", batch_id, error)
+
+    def _open(self) -> list[str]:
+        with self._lock:
+            return list(self._leases)
+
+    def _over(self, batch_id: str) -> None:
+        with self._lock:
+            self._leases.remove(batch_id)
 
 
 def open_local(model: GRPO) -> LocalSource:
@@ -283,11 +289,13 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
     assert model.server is not None
     if model._run_over:  # the server has closed that run: whoever goes on is another one
         model._new_run()
+    leases = model.run_folder / "leases.json"
+    again = model._n_updates > 0 or model._parts.registered_at == model.server or leases.is_file()
     client = BatchClient(model.server)
     try:
         client.register(
             # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
-            takeover=model._n_updates > 0 or model._parts.registered_at == model.server,
+            takeover=again,
             wandb_group=model.run,
             wandb_project="atropos-gym",
             batch_size=model.groups_per_update * model.group_size,
@@ -299,6 +307,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
             groups_per_update=model.groups_per_update,
             max_policy_lag=model.max_staleness,
         )
+        settle(client, leases, model._n_updates)
     except BaseException:
         client.close()
         raise
@@ -312,6 +321,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
             "base_model": model.model_name,
             "tokenizer_fingerprint": model.tokenizer.fingerprint,
         },
+        leases=Leases(None if model.checkpoint_every is None else leases, model.run),
         checkpointing=model.checkpoint_every is not None,
     )
     try:
