@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from atropos_gym.engines.base import Completion, SamplingParams
 from atropos_gym.errors import ConfigError, EngineError
@@ -177,6 +177,7 @@ class Conversation:
         """
         if self._own and not messages:
             raise ConfigError("nothing was said: add() a message before say()")
+        messages = _with_content(messages)
         checked_messages(messages)
         check_calls(messages)
         if messages and messages[-1]["role"] == "assistant":
@@ -418,6 +419,20 @@ class Conversation:
             if said.reply is reply:
                 return said
         raise ConfigError("this reply is none of those that the last say() returned")
+
+
+def _with_content(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns messages in which an assistant that said nothing, null to some programs, has empty content."""
+    if not isinstance(messages, list | tuple):
+        return messages
+    return [_said_nothing(message) for message in messages]
+
+
+def _said_nothing(message: Message) -> Message:
+    plain: Any = message
+    if isinstance(plain, Mapping) and plain.get("role") == "assistant" and plain.get("content") is None:
+        return cast(Message, {**plain, "content": ""})
+    return message
 
 
 def _before(said: Said | None) -> list[Said]:

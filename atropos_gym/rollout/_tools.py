@@ -25,6 +25,7 @@ __all__ = [
     "call_id",
     "call_text",
     "check_calls",
+    "joined",
     "with_plain_arguments",
 ]
 
@@ -182,6 +183,26 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
                     f"a tool call of message {place} must have an id and a function with name and arguments, "
                     f"got {call!r:.60}"
                 )
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    r"""Returns messages in which all that the policy hears between two replies is one message of the user.
+
+    Some templates take nothing else: no second result of a tool, and nobody after one.
+
+    Example:
+        >>> joined([{"role": "tool", "content": "4"}, {"role": "user", "content": "go on"}])
+        [{'role': 'user', 'content': '4\n\ngo on'}]
+    """
+    together: list[Message] = []
+    for message in messages:
+        last = together[-1] if together else None
+        if last is None or not {last["role"], message["role"]} <= {"user", "tool"}:
+            together.append(message)
+        else:
+            told = f"{_text(last['content'])}\n\n{_text(message['content'])}"
+            together[-1] = Message(role="user", content=told)
+    return together
 
 
 def call_id(*place: int) -> str:

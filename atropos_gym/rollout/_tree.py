@@ -8,7 +8,7 @@ several ways (branches), and one prompt can have several turns (n replies, paral
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -16,7 +16,7 @@ from atropos_gym.errors import TemplateError
 from atropos_gym.messages import Message, Reply
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.rollout._echo import Key, echo_of, key_of
-from atropos_gym.rollout._tools import ToolForm
+from atropos_gym.rollout._tools import ToolForm, joined
 
 __all__ = ["Prompt", "Said", "Tree", "line_of"]
 
@@ -120,7 +120,7 @@ class Tree:
         self._starts: dict[str, list[_Start]] = {}
         self._raw: dict[Hashable, Prompt] = {}
         self._said: list[Said] = []
-        self._calls: dict[str, Said] = {}
+        self._calls: dict[str, list[Said]] = {}
 
     def chat(self, messages: Sequence[Message], tools: list[Any] | None, known: str = "") -> Prompt:
         """Returns the prompt of a conversation.
@@ -141,8 +141,8 @@ class Tree:
                 found = self._along(start.prompt, depth, messages, keys, tools)
                 if found is not None:
                     return found
-        opening = self.form.opening(self._readable(messages), tools)
-        prompt = Prompt(self.renderer.prompt(opening, self.form.shown(tools)), None, True, opening)
+        opening, ids = self._prompt(self._openings(messages, tools), tools)
+        prompt = Prompt(ids, None, True, opening)
         if any(self._starts.values()):
             spoken = any(message["role"] == "assistant" for message in messages)
             self.counts["rewritten history" if spoken else "another start"] += 1
@@ -190,7 +190,7 @@ class Tree:
         said.prompt.said.append(said)
         self._said.append(said)
         for call in said.message.get("tool_calls", ()):
-            self._calls[call["id"]] = said
+            self._calls.setdefault(call["id"], []).append(said)
 
     def _along(
         self,
@@ -225,35 +225,69 @@ class Tree:
             return said.followed[block]
         heard = self._readable(messages)
         history = _history(said)
-        shown = self.form.shown(tools)
         try:
-            ids, fresh = self.renderer.advance(said.prompt.whole(), said.ids, history, heard, shown)
-        except TemplateError:  # what may only stand at the beginning, such as a system message
-            ids, fresh = self.renderer.prompt([*history, *heard], shown), True
+            ids, fresh = self._advance(said, history, heard, tools)
+        except TemplateError:  # what a template does not take one after another, or only at the beginning
+            try:
+                heard = joined(heard)
+                ids, fresh = self._advance(said, history, heard, tools)
+            except TemplateError:
+                whole = [*history, *heard]
+                (_, ids), fresh = self._prompt([whole, joined(whole)], tools), True
         if fresh:
             self.counts["template"] += 1
         said.followed[block] = Prompt(ids, said, fresh, heard)
         return said.followed[block]
 
+    def _advance(
+        self, said: Said, history: list[Message], heard: list[Message], tools: list[Any] | None
+    ) -> tuple[list[int], bool]:
+        return self.renderer.advance(said.prompt.whole(), said.ids, history, heard, self.form.shown(tools))
+
+    def _openings(self, messages: Sequence[Message], tools: list[Any] | None) -> Iterator[list[Message]]:
+        """Yields a conversation in all the forms that a template may take, the truest first.
+
+        Some look into a message's calls, and do not find those that stand there as they were said.
+        """
+        said = self._readable(messages)
+        yield self.form.opening(said, tools)
+        yield self.form.opening([self._read(message, as_said=False) for message in messages], tools)
+        yield self.form.opening(joined(said), tools)
+
+    def _prompt(
+        self, forms: Iterable[list[Message]], tools: list[Any] | None
+    ) -> tuple[list[Message], list[int]]:
+        """Returns the first form of a conversation that the template takes, and its ids.
+
+        Raises:
+            TemplateError: it takes none of them; what it said of the first.
+        """
+        refused: list[TemplateError] = []
+        for form in forms:
+            try:
+                return form, self.renderer.prompt(form, self.form.shown(tools))
+            except TemplateError as error:
+                refused.append(error)
+        raise refused[0]
+
     def _readable(self, messages: Sequence[Message]) -> list[Message]:
         """Returns messages as the template takes them; the calls of our own replies as they were said."""
         return [self._read(message) for message in messages]
 
-    def _read(self, message: Message) -> Message:
+    def _read(self, message: Message, *, as_said: bool = True) -> Message:
         plain: Any = {key: value for key, value in message.items() if key in _READ and value is not None}
         plain.setdefault("content", "")
         if plain["role"] == "developer":
             plain["role"] = "system"
-        elif plain["role"] == "tool" and (said := self._calls.get(str(plain.get("tool_call_id")))):
-            names = {call["id"]: call["function"]["name"] for call in said.message["tool_calls"]}
+        elif plain["role"] == "tool" and (called := self._calls.get(str(plain.get("tool_call_id")))):
+            names = {call["id"]: call["function"]["name"] for call in called[-1].message["tool_calls"]}
             plain.setdefault("name", names[plain["tool_call_id"]])
         if plain["role"] != "assistant":
             return cast(Message, plain)
-        ids = [call.get("id") for call in plain.get("tool_calls", ())]
-        own = self._calls.get(ids[0]) if ids else None
-        if own is not None and echo_of(own.message, own.reply, message):
+        ids = [call.get("id") for call in plain.get("tool_calls", ()) if as_said]
+        for own in self._calls.get(ids[0], ()) if ids else ():  # models give ids too, and not always new ones
             raw = self.form.raw_content(own.reply)
-            if raw is not None:
+            if raw is not None and echo_of(own.message, own.reply, message):
                 return Message(role="assistant", content=raw)
         return self.form.written(cast(Message, plain))
 
@@ -279,8 +313,17 @@ _READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "rea
 
 def _echoed(prompt: Prompt, message: Message) -> list[Said]:
     """Returns the turns after a prompt that a message may be, the surest first, of equal ones the latest."""
-    found = [(echo_of(said.message, said.reply, message), n, said) for n, said in enumerate(prompt.said)]
-    return [said for surely, _, said in sorted(found, key=lambda one: one[:2], reverse=True) if surely]
+    thoughts = message.get("reasoning_content")
+    found = [
+        (
+            echo_of(said.message, said.reply, message),
+            said.message.get("reasoning_content") == thoughts,
+            n,
+            said,
+        )
+        for n, said in enumerate(prompt.said)
+    ]
+    return [one[-1] for one in sorted(found, key=lambda one: one[:-1], reverse=True) if one[0]]
 
 
 def _history(said: Said) -> list[Message]:

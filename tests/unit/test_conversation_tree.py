@@ -22,6 +22,7 @@ from atropos_gym.rollout.conversation import Conversation, GroupSession
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import load_tokenizer
 from atropos_gym.trainers.batches import RowRules, read_batch
+from tests.tools.imitation_families import family_renderer
 from tests.tools.imitation_tokenizers import OPENS_THINK, tiny_tokenizer
 from tests.unit.rollout_cases import END, say, saying
 from tests.unit.session_cases import CALLS, babbling, check_group
@@ -393,6 +394,72 @@ def test_what_somebody_else_says_is_no_echo() -> None:
     group = play(engine, loop)
     assert [len(row.turns) for row in group.episodes[0].rows] == [1, 1]
     check_group(group, engine.calls)
+
+
+@pytest.mark.parametrize("back", [None, "th0", "th1", "th2"])
+def test_equal_replies_are_told_apart_by_their_thoughts(back: str | None) -> None:
+    engine = ScriptedEngine(lambda p, s, n: say(f"<think>th{n}</think>yes"))
+
+    async def loop(session: GroupSession) -> Any:
+        chat = session.conversation()
+        replies = await chat.ask(HI, n=3)
+        message: Any = {**replies[0].message, "reasoning_content": back}
+        return replies, chat.find([*HI, message, MORE]).after
+
+    replies, after = play(engine, loop)
+    assert after is replies[2 if back is None else int(back[2:])]
+
+
+@pytest.mark.parametrize(
+    "message", [{"content": None}, {}, {"content": ""}, {"content": [], "tool_calls": None}]
+)
+def test_who_said_nothing_is_known_by_it(message: Any) -> None:
+    engine = ScriptedEngine(lambda p, s, n: [END])
+
+    async def loop(session: GroupSession) -> EpisodeGroup:
+        chat = session.conversation()
+        await ask(chat, HI)
+        await ask(chat, [*HI, {"role": "assistant", **message}, MORE])
+        return session.group([1.0])
+
+    assert trained_ids(play(engine, loop)) == [[END, END]]
+
+
+@pytest.mark.parametrize("more", [[], [MORE]], ids=["results alone", "a user after them"])
+@pytest.mark.parametrize("family", ["Gemma 3", "Mistral v3", "Llama 2", "Qwen3"])
+@pytest.mark.filterwarnings("ignore:the chat template")
+def test_several_results_and_who_speaks_after_them(family: str, more: list[Message]) -> None:
+    """Templates that want roles to alternate get one message of all that is told between two replies."""
+    renderer = family_renderer(family)
+    call = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}}]' if family == "Mistral v3" else CALL * 2
+    encode: Any = renderer.tokenizer
+    spoken = encode.hf.encode(call, add_special_tokens=False)
+    engine = ScriptedEngine(
+        lambda p, s, n: [*(spoken if n == 0 else []), renderer.stop_ids[0]],
+        tokenizer=renderer.tokenizer,
+        max_context=10**5,
+    )
+
+    async def loop(session: GroupSession) -> EpisodeGroup:
+        chat = session.conversation()
+        first = await ask(chat, HI, tools=[ADD])
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"result {place}"}
+            for place, call in enumerate(first["tool_calls"])
+        ]
+        talk = [*HI, first, *results, *more]
+        second = await ask(chat, talk, tools=[ADD])
+        await ask(chat, [{"role": "system", "content": "S"}, *talk, second, MORE], tools=[ADD])
+        return session.group([1.0])
+
+    group = play(engine, loop, tokenizer=renderer)
+    grown, other = group.episodes[0].rows
+    assert (len(grown.turns), len(other.turns)) == (2, 1)
+    check_group(group, engine.calls)
+    for row, asked in ((grown, 0), (other, 1)):
+        text = renderer.tokenizer.decode(row.ids)
+        wanted = [text.count("result 0"), text.count("result 1"), text.count("more")]
+        assert wanted == [1, int(family != "Mistral v3"), len(more) + asked]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "smollm2"])
