@@ -4,14 +4,17 @@ A *unit* is what is never split: one group, or the parts of one group that came 
 oldest first. Of all sets that fit, the oldest-first one is chosen: it takes the oldest unit if any solution
 does, then the next one, and so on.
 
-A sum is a bit: bit s of an integer is 1 where some subset sums to s. Shifting by a unit's size adds the unit.
+What sums can be made at all is computed in ``_sums.py``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+from atropos_gym.batch_server._sums import FIRST_LOOK, FREE, Far, Near
 
 __all__ = ["Plan", "choose", "choose_below", "plan_batch", "shares"]
 
@@ -43,27 +46,10 @@ def choose(
         return None
     if not least and (prefix := _exact_prefix(sizes, total)) is not None:
         return prefix
-    kinds = _kinds(sizes, owners, least or {})
-    positions = _foremost(sizes, kinds, total)
-    ways = _Ways([(kinds[at], sizes[at]) for at in positions], total, dict(least or {}))
-    if not ways.open():
-        return None
-    chosen: list[int] = []
-    # Once a unit of some owner and size cannot be taken, no later one like it can: swapping the two would
-    # have been a solution. So each kind of unit is refused once, however long the queue is.
-    refused: set[tuple[Hashable, int]] = set()
-    for position in positions:
-        size, kind = sizes[position], kinds[position]
-        if ways.rest == 0:
-            break
-        ways.pass_over(kind)
-        if (kind, size) in refused:
-            continue
-        if ways.take(kind, size):
-            chosen.append(position)
-        else:
-            refused.add((kind, size))
-    return chosen
+    least = least or {}
+    kinds = [FREE] * len(sizes) if owners is None else _kinds(owners, least)
+    search = _Search(sizes, kinds, Counter(zip(kinds, sizes, strict=True)), total, least)
+    return search.oldest_first() if search.completes() else None
 
 
 def choose_below(sizes: Sequence[int], total: int) -> list[int]:
@@ -74,11 +60,9 @@ def choose_below(sizes: Sequence[int], total: int) -> list[int]:
     >>> choose_below([8, 8], 12)
     [0]
     """
-    reachable = 1
-    total = min(total, sum(sizes) + 1)
-    for size in sizes[1:]:
-        reachable |= (reachable << size) & ((1 << max(total - sizes[0], 1)) - 1)
-    rest = choose(sizes[1:], reachable.bit_length() - 1)
+    others = sizes[1:]
+    room = max(0, min(total - 1 - sizes[0], sum(others)))
+    rest = choose(others, Far(Counter((FREE, size) for size in others), room, {}).largest)
     assert rest is not None, "the sum was reachable"
     return [0, *(position + 1 for position in rest)]
 
@@ -160,16 +144,17 @@ def plan_batch(
     queued = sum(sizes)
     if queued < batch_size:
         return Plan(reason=f"{queued} of {batch_size} {noun} queued")
-    chosen = None
+    least: dict[Hashable, int] = {}
     if minimums:
+        counts = Counter(zip(owners, sizes, strict=True))
         by_owner: dict[Hashable, int] = {}
-        for size, owner in zip(sizes, owners, strict=True):
-            by_owner[owner] = by_owner.get(owner, 0) + size
-        least = list(shares(minimums, by_owner, batch_size).items())
-        while least and chosen is None:
-            chosen = choose(sizes, batch_size, owners, dict(least))
-            least.pop()
-    if chosen is None:
+        for (owner, size), count in counts.items():
+            by_owner[owner] = by_owner.get(owner, 0) + count * size
+        least = shares(minimums, by_owner, batch_size)
+    if least:
+        search = _Search(sizes, _kinds(owners, least), counts, batch_size, least)
+        chosen = search.oldest_first() if search.give_way() else None
+    else:
         chosen = choose(sizes, batch_size)
     passed_over = not chosen or chosen[0] != 0
     if passed_over and overdue and not exact:
@@ -192,101 +177,98 @@ def _exact_prefix(sizes: Sequence[int], total: int) -> list[int] | None:
     return None
 
 
-def _foremost(sizes: Sequence[int], kinds: Sequence[Hashable], total: int) -> list[int]:
-    """Positions of the units that may be chosen: of each kind and size, the first as many as fit in."""
-    room: dict[tuple[Hashable, int], int] = {}
-    found = []
-    for position, unit in enumerate(zip(kinds, sizes, strict=True)):
-        left = room.get(unit)
-        if left is None:
-            left = total // unit[1]
-        if left:
-            found.append(position)
-            room[unit] = left - 1
-    return found
+def _kinds(owners: Sequence[Hashable], least: Mapping[Hashable, int]) -> list[Hashable]:
+    """Owners that must contribute, by name; all others are of one kind."""
+    return [owner if owner in least else FREE for owner in owners]
 
 
-def _kinds(
-    sizes: Sequence[int], owners: Sequence[Hashable] | None, least: Mapping[Hashable, int]
-) -> list[Hashable]:
-    """Owners that must contribute, by name; all others are one kind, ``_FREE``."""
-    if not least or owners is None:
-        return [_FREE] * len(sizes)
-    return [owner if owner in least else _FREE for owner in owners]
+class _Search:
+    """The search for the oldest-first set: unit by unit, each is taken if those ahead complete the sum.
 
+    Args:
+        sizes: of the units, oldest first.
+        kinds: whose they are, ``FREE`` where the owner owes nothing.
+        counts: how many there are of each owner and size.
+        total: the sum that is wanted.
+        least: what each kind owes.
+    """
 
-_FREE = object()
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        kinds: Sequence[Hashable],
+        counts: Mapping[tuple[Hashable, int], int],
+        total: int,
+        least: Mapping[Hashable, int],
+    ) -> None:
+        self._sizes, self._kinds, self._counts, self._total = sizes, kinds, counts, total
+        self._rest = total
+        self._most = total  # that may be left, if what is being tried turns out wrong
+        self._owed = dict(least)
+        self._at = 0  # the first unit that is still ahead
+        self._end = min(FIRST_LOOK, len(sizes))
+        self._far: Far | None = None  # only where the first ones are not enough
+        self._near = self._look()
 
+    def _look(self) -> Near:
+        return Near(self._sizes, self._kinds, self._at, self._end, self._most, self._owed)
 
-class _Ways:
-    """Which sums the units that are still ahead can reach, by kind, and what is still owed."""
+    def completes(self) -> bool:
+        """Whether those ahead complete the sum; looks at more of them where the nearest do not."""
+        while not self._near.completes(self._rest):
+            if self._end == len(self._sizes):
+                return False
+            self._far = self._far or Far(self._counts, self._total, self._owed)
+            if not self._far.completes(self._rest):  # nor would they with those that are behind
+                return False
+            self._end = min(len(self._sizes), 4 * self._end)
+            self._near = self._look()
+        return True
 
-    def __init__(self, units: Sequence[tuple[Hashable, int]], total: int, owed: dict[Hashable, int]) -> None:
-        self.rest = total
-        self.owed = owed
-        self._limit = (1 << (total + 1)) - 1
-        self._ahead: dict[Hashable, list[int]] = {kind: [1] for kind in (_FREE, *owed)}
-        # What was combined before: with a long queue, nearly all.
-        self._known: dict[tuple[int, int], int] = {}
-        for kind, size in reversed(units):
-            sums = self._ahead[kind]
-            sums.append((sums[-1] | (sums[-1] << size)) & self._limit)
+    def give_way(self) -> bool:
+        """Forgets the last of what is owed, until the sum can be completed; returns whether it can."""
+        while not self.completes():
+            owing = [kind for kind, least in self._owed.items() if least]
+            if not owing:
+                return False
+            self._owe(owing[-1], 0)
+        return True
 
-    def pass_over(self, kind: Hashable) -> None:
-        """Leaves the next unit of this kind behind."""
-        self._ahead[kind].pop()
+    def oldest_first(self) -> list[int]:
+        """Positions of the set, where the sum can be completed."""
+        chosen: list[int] = []
+        # Once a unit of some owner and size cannot be taken, no later one like it can: swapping the two would
+        # have been a solution. So each kind of unit is refused once, however long the queue is.
+        refused: set[tuple[Hashable, int]] = set()
+        while self._rest:
+            position = self._near.positions.pop()
+            size, kind = self._sizes[position], self._kinds[position]
+            self._at = position + 1
+            self._near.pass_over(kind)
+            if size > self._rest or (kind, size) in refused:
+                continue
+            if self._take(kind, size):
+                chosen.append(position)
+            else:
+                refused.add((kind, size))
+        return chosen
 
-    def take(self, kind: Hashable, size: int) -> bool:
-        """Takes the unit that was just passed, if the units ahead can then complete the sum."""
-        if size > self.rest:
-            return False
-        before = self.owed.get(kind, 0)
-        self.rest -= size
-        if before:
-            self.owed[kind] = max(0, before - size)
-        if self.open():
+    def _take(self, kind: Hashable, size: int) -> bool:
+        """Takes the unit that was just passed, if those ahead can then complete the sum."""
+        before = self._owed.get(kind, 0)
+        self._rest -= size
+        self._owe(kind, max(0, before - size))
+        if self.completes():
+            self._most = self._rest
             return True
-        self.rest += size
-        if before:
-            self.owed[kind] = before
+        self._rest += size
+        self._owe(kind, before)
         return False
 
-    def open(self) -> bool:
-        """Whether the units ahead can make up the rest, with what is owed."""
-        reached = 1
-        for kind, owed in self.owed.items():
-            sums = self._ahead[kind][-1] >> owed << owed
-            reached = self._combine(reached, sums)
-        return bool(self._combine(reached, self._ahead[_FREE][-1]) >> self.rest & 1)
-
-    def _combine(self, left: int, right: int) -> int:
-        """All sums of one of the left and one of the right."""
-        if left == 1:
-            return right
-        known = self._known.get((left, right))
-        if known is None:
-            known = self._known[left, right] = _sums(left, right) & self._limit
-        return known
-
-
-def _sums(left: int, right: int) -> int:
-    """All sums of one of the left and one of the right, as bits.
-
-    Sums that lie side by side are added as one stretch: of many sizes nearly all sums can be made.
-    """
-    if left.bit_count() > right.bit_count():
-        left, right = right, left
-    combined = at = 0
-    while left:
-        gap = (left & -left).bit_length() - 1
-        left >>= gap
-        at += gap
-        length = (~left & (left + 1)).bit_length() - 1
-        stretch, width = right, 1
-        while 2 * width <= length:
-            stretch |= stretch << width
-            width *= 2
-        combined |= (stretch | stretch << (length - width)) << at
-        left >>= length
-        at += length
-    return combined
+    def _owe(self, kind: Hashable, least: int) -> None:
+        if least == self._owed.get(kind, 0):
+            return
+        self._owed[kind] = least
+        self._near.owe(kind, least)
+        if self._far is not None:
+            self._far.owe(kind, least)

@@ -9,16 +9,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atropos_gym.batch_server import _sums
+from atropos_gym.batch_server._sums import combine
 from atropos_gym.batch_server.batching import choose, choose_below, plan_batch, shares
 
 SIZES = st.lists(st.integers(1, 9), min_size=0, max_size=9)
 OWNED = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 2, None])), min_size=1, max_size=9)
+
+
+LOOKS = st.sampled_from([1, 2, 256])
+
+
+@contextmanager
+def looking(first: int) -> Iterator[None]:
+    """Short queues are looked at in parts too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atropos_gym.batch_server.batching.FIRST_LOOK", first)
+        yield
 
 
 def exact_sets(sizes: list[int], total: int) -> list[tuple[int, ...]]:
@@ -32,18 +47,24 @@ def oldest_first(chosen: tuple[int, ...], length: int) -> list[bool]:
     return [position not in chosen for position in range(length)]
 
 
-@given(SIZES, st.integers(1, 30))
+@given(SIZES, st.integers(1, 30), LOOKS)
 @settings(deadline=None, max_examples=200)
-def test_chooses_the_oldest_of_all_exact_sets(sizes: list[int], total: int) -> None:
+def test_chooses_the_oldest_of_all_exact_sets(sizes: list[int], total: int, look: int) -> None:
     sets = exact_sets(sizes, total)
     best = min(sets, key=lambda chosen: oldest_first(chosen, len(sizes)), default=None)
-    assert choose(sizes, total) == (None if best is None else list(best))
+    with looking(look):
+        assert choose(sizes, total) == (None if best is None else list(best))
 
 
-@given(OWNED, st.integers(1, 20), st.dictionaries(st.sampled_from([0, 1, 2]), st.integers(1, 6), max_size=3))
+@given(
+    OWNED,
+    st.integers(1, 20),
+    st.dictionaries(st.sampled_from([0, 1, 2]), st.integers(1, 6), max_size=3),
+    LOOKS,
+)
 @settings(deadline=None, max_examples=200)
 def test_minimums_are_met_by_the_oldest_set_that_can(
-    units: list[tuple[int, int | None]], total: int, least: dict[int, int]
+    units: list[tuple[int, int | None]], total: int, least: dict[int, int], look: int
 ) -> None:
     sizes, owners = [size for size, _ in units], [owner for _, owner in units]
 
@@ -52,7 +73,25 @@ def test_minimums_are_met_by_the_oldest_set_that_can(
 
     sets = [chosen for chosen in exact_sets(sizes, total) if meets(chosen)]
     best = min(sets, key=lambda chosen: oldest_first(chosen, len(sizes)), default=None)
-    assert choose(sizes, total, owners, least) == (None if best is None else list(best))
+    with looking(look):
+        assert choose(sizes, total, owners, least) == (None if best is None else list(best))
+
+
+@given(OWNED, st.integers(4, 12), st.dictionaries(st.sampled_from([0, 1, 2]), st.floats(0, 1), max_size=3))
+@settings(deadline=None, max_examples=150)
+def test_a_plan_meets_as_many_minimums_from_the_first_on_as_any_set_can(
+    units: list[tuple[int, int | None]], batch_size: int, minimums: dict[int, float]
+) -> None:
+    sizes, owners = [size for size, _ in units], [owner for _, owner in units]
+    queued = {one: sum(size for size, owner in units if owner == one) for one in minimums}
+    least = list(shares(minimums, queued, batch_size).items())
+    best = None
+    while best is None and sum(sizes) >= batch_size:
+        best = choose(sizes, batch_size, owners, dict(least))
+        if not least:
+            break
+        least.pop()
+    assert plan_batch(sizes, owners, batch_size, minimums=minimums).chosen == tuple(best or ())
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=9), st.integers(9, 30))
@@ -154,6 +193,37 @@ def test_shares_shrink_in_proportion_and_ask_for_no_more_than_there_is() -> None
 def test_a_long_queue_is_planned_without_a_search_per_unit() -> None:
     assert choose([6, 4] * 5000, 8) == [1, 3]
     assert choose([4] * 10_000, 6) is None
+
+
+def test_long_queues_of_multiples_with_minimums_are_planned_by_few_combinations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such sums have gaps: to combine them anew at each unit took a hundred milliseconds."""
+    combined: list[int] = []
+
+    def counted(left: int, right: int) -> int:
+        combined.append(1)
+        return combine(left, right)
+
+    monkeypatch.setattr(_sums, "combine", counted)
+    for pattern in ([8], [4, 8, 16, 8], [2, 4, 6, 8, 32, 16]):
+        sizes = [pattern[at * 7 % len(pattern)] for at in range(10_000)]
+        owners = [at % 9 for at in range(10_000)]
+        plan = plan_batch(sizes, owners, 1024, minimums=dict.fromkeys(range(8), 0.1))
+        assert sum(sizes[at] for at in plan.chosen) == 1024
+        for owner in range(8):
+            assert sum(sizes[at] for at in plan.chosen if owners[at] == owner) >= 102
+    assert plan_batch([8] * 10_000, [None] * 10_000, 1023, minimums={0: 0.5}).stuck
+    assert len(combined) < 50, "hundreds, before"
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40), min_size=1))
+@settings(deadline=None, max_examples=100)
+def test_combined_sums_are_all_sums_of_two(left: set[int], right: set[int]) -> None:
+    def bits(numbers: set[int]) -> int:
+        return sum(1 << number for number in numbers)
+
+    assert combine(bits(left), bits(right)) == bits({a + b for a in left for b in right})
 
 
 @pytest.mark.parametrize("total", [10**12, 10**30])
