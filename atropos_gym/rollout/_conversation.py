@@ -20,7 +20,8 @@ from atropos_gym.rendering.said import checked_messages, checked_tools, images_o
 from atropos_gym.rollout._leaves import rows_of
 from atropos_gym.rollout._sampling import cut_at, sample
 from atropos_gym.rollout._tools import answer_of, check_calls
-from atropos_gym.rollout._tree import Prompt, Said, Tree
+from atropos_gym.rollout._tree import Tree
+from atropos_gym.rollout._turns import Prompt, Said
 from atropos_gym.rollout.episode import Episode
 from atropos_gym.rollout.seeds import sampling_seed
 
@@ -380,7 +381,7 @@ class Conversation:
         session, params = self._session, drawn.params
         completion, word = cut_at(completion, stop, session.renderer.tokenizer)
         reply = session.renderer.reply(completion.ids)
-        read = self._tree.form.read(reply, checked_tools(tools), (self.member, drawn.number, place))
+        read = self._tree.writing.form.read(reply, checked_tools(tools), (self.member, drawn.number, place))
         reply.tool_calls = read.calls if tools else reply.tool_calls
         said = Said(
             prompt=drawn.prompt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from atropos_gym.messages import Message
-from atropos_gym.rollout._tree import Prompt, Said, line_of
+from atropos_gym.rollout._turns import Prompt, Said, line_of
 from atropos_gym.rollout.episode import UNTRAINED_LOGPROB, UNTRAINED_MASK, Row, Turn
 
 __all__ = ["rows_of"]

@@ -20,7 +20,8 @@ from atropos_gym.messages import Message, as_messages
 from atropos_gym.rendering import ChatRenderer, chat_renderer
 from atropos_gym.rollout._conversation import Conversation, Drawn
 from atropos_gym.rollout._play import Start
-from atropos_gym.rollout._tree import Prompt, Said, Tree
+from atropos_gym.rollout._tree import Tree
+from atropos_gym.rollout._turns import Prompt, Said
 from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.tokenizers import Tokenizer
 
