@@ -15,13 +15,12 @@ import argparse
 import asyncio
 import hashlib
 import json
-import math
 import os
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import httpx
 from atropos_gym.engines.base import Engine, SamplingParams
 from atropos_gym.engines.vllm import VLLMEngine
 from tests.tools.fake_vllm_faults import AFTER, BEFORE
+from tests.tools.fake_vllm_grammars import admitted, chosen
 
 Script = Callable[[list[int], int, dict[str, Any]], list[int]]
 """``f(prompt, seed, request) -> ids``: cut at stop ids and limits as a model's would be."""
@@ -400,7 +400,7 @@ class FakeVLLM:
         allowed, stop = request.get("allowed_token_ids"), request.get("stop_token_ids") or []
         if allowed and request.get("min_tokens") and set(allowed) <= set(stop):
             return _error(400, "Out of range float values are not JSON compliant: -inf")
-        if self.grammars and request.get("structured_outputs") and _admitted(request, self.eos) is None:
+        if self.grammars and request.get("structured_outputs") and admitted(request, self.eos) is None:
             return _error(400, "Invalid grammar specification.")
         return None
 
@@ -468,7 +468,7 @@ class FakeVLLM:
         stop = set(request.get("stop_token_ids") or ())
         if not request.get("ignore_eos"):
             stop |= set(self.eos)
-        choices = _admitted(request, self.eos) if self.grammars else None
+        choices = admitted(request, self.eos) if self.grammars else None
         if self.backend is not None:
             params = SamplingParams(
                 max_tokens=limit,
@@ -487,7 +487,8 @@ class FakeVLLM:
             return list(done.ids), logprobs, done.finish_reason
         wanted = self._scripted(prompt, seed, limit, request)
         if choices:
-            return self._chosen(prompt, wanted, choices, limit, request, weights)
+            logprob = partial(self.logprob, prompt, weights=weights, temperature=request["temperature"])
+            return chosen(choices, wanted, limit, logprob, renormalised=self.processed)
         ids: list[int] = []
         for value in wanted[:limit]:
             ids.append(value)
@@ -501,31 +502,6 @@ class FakeVLLM:
             return list(self.script(prompt, seed, request))
         allowed = request.get("allowed_token_ids") or range(self.vocabulary)
         return [allowed[_hash(f"{seed}:{i}") % len(allowed)] for i in range(limit)]
-
-    def _chosen(
-        self,
-        prompt: list[int],
-        wanted: list[int],
-        choices: tuple[tuple[int, ...], ...],
-        limit: int,
-        request: dict[str, Any],
-        weights: str,
-    ) -> tuple[list[int], list[float], str]:
-        """Goes where the ids wanted point to, among those that a grammar leaves."""
-        ids: list[int] = []
-        logprobs: list[float] = []
-        while len(ids) < limit and tuple(ids) not in choices:
-            at = len(ids)
-            left = sorted({choice[at] for choice in choices if list(choice[:at]) == ids})
-            one = wanted[at] if at < len(wanted) and wanted[at] in left else left[sum(wanted) % len(left)]
-            values = {
-                value: self.logprob(prompt, [*ids, value], at, weights, request["temperature"])
-                for value in left
-            }
-            total = math.log(sum(map(math.exp, values.values()))) if self.processed else 0.0
-            ids.append(one)
-            logprobs.append(values[one] - total if len(left) > 1 or not self.processed else 0.0)
-        return ids, logprobs, "stop" if tuple(ids) in choices else "length"
 
     def logprob(
         self, prompt: list[int], ids: list[int], position: int, weights: str, temperature: float
@@ -575,25 +551,6 @@ def _choice(
         if finish == "stop" and ids[-1] in (request.get("stop_token_ids") or ())
         else None,
     }
-
-
-def _admitted(request: dict[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Returns what a grammar of ids lets through, each with all ends that are left; None where there is none.
-
-    As the real server: a grammar may be ended by every stop id and every end id of the model, whatever
-    ``ignore_eos`` says.
-    """
-    grammar = (request.get("structured_outputs") or {}).get("grammar", "")
-    if not re.fullmatch(r"root ::= (Token\(\d+\)|\"\"| \| | )+", grammar):
-        return None
-    bodies = [
-        [int(value) for value in re.findall(r"\d+", part)]
-        for part in grammar.removeprefix("root ::= ").split(" | ")
-    ]
-    ends = sorted({*(request.get("stop_token_ids") or ()), *eos})
-    allowed = request.get("allowed_token_ids")
-    left = [end for end in ends if allowed is None or end in allowed]
-    return tuple((*body, end) for body in bodies for end in left)
 
 
 def _error(status: int, message: str, kind: str = "BadRequestError") -> Reply:
