@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,6 +58,16 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(dict(tensors), folder / "adapter_model.safetensors")
     return folder
+
+
+def with_adapter(weights: Mapping[str, torch.Tensor], folder: Path, scale: float) -> dict[str, torch.Tensor]:
+    """Returns a model's weights with a LoRA adapter added, by its definition; ``scale`` is alpha / rank."""
+    tensors, changed = load_file(folder / "adapter_model.safetensors"), dict(weights)
+    for key in tensors:
+        if key.endswith(".lora_A.weight"):
+            name = key.removeprefix("base_model.model.").replace(".lora_A", "")
+            changed[name] = weights[name] + scale * tensors[key.replace("lora_A", "lora_B")] @ tensors[key]
+    return changed
 
 
 @torch.no_grad()
