@@ -22,6 +22,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 
+from atropos_gym._secrets import without_secrets
 from atropos_gym.engines.base import SERVERS, Engine, SamplingParams
 from atropos_gym.engines.checks import agreement
 from atropos_gym.errors import ConfigError, EngineUnfit, MissingData
@@ -390,13 +391,17 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
     def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
         """Saves settings, adapter, optimizer, random states and position; a tiny policy's base too.
 
-        A save amid a batch (a callback's) is that of the batch's beginning: it is collected again.
+        A save amid a batch (a callback's) is that of the batch's beginning: it is collected again. Keys and
+        passwords of the engine are left out: whoever loads it has them in variables, or says them again.
         """
-        counted, self.num_timesteps = self.num_timesteps, self._settled_timesteps
+        kept = {name: getattr(self, name) for name in ("num_timesteps", "engine_spec", "engine_kwargs")}
+        self.num_timesteps = self._settled_timesteps
+        self.engine_spec = without_secrets(self.engine_spec)
+        self.engine_kwargs = without_secrets(self.engine_kwargs)
         try:
             super().save(path, exclude, include)
         finally:
-            self.num_timesteps = counted
+            vars(self).update(kept)
 
     @classmethod
     def load(

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 import yaml
 
 from atropos_gym import __version__
-from atropos_gym.cli.config import VERBS, Config, nearest, resolve
+from atropos_gym.cli.config import AGAIN, VERBS, Config, nearest, resolve
 from atropos_gym.errors import ConfigError
 
 __all__ = ["Command", "pairs", "parse"]
@@ -200,12 +200,14 @@ def parse(words: Sequence[str]) -> Command | None:
             raise ConfigError(f"two environments: {spoken.target} and --env {flags['env']}; give one")
         flags["env"] = spoken.target
     if spoken.verb == "train" and spoken.resume is not None:
-        if flags or spoken.config is not None:
-            named = ", ".join(_flag(name) for name in flags) or "--config"
+        wrong = [_flag(name) for name in flags if name not in AGAIN]
+        wrong += ["--config"] if spoken.config is not None else []
+        if wrong:
             raise ConfigError(
-                f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {named}"
+                f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {', '.join(wrong)}"
             )
-        return Command("train", Config(), spoken.dry_run, spoken.resume)
+        given = frozenset(flags)
+        return Command("train", resolve("train", flags), spoken.dry_run, spoken.resume, given)
     config = resolve(spoken.verb, flags, spoken.config)
     return Command(
         spoken.verb,
@@ -274,7 +276,11 @@ def _add_switches(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if verb == "train":
         sub.add_argument(
-            "--resume", type=Path, metavar="RUN", help="go on with a run's folder, such as runs/x"
+            "--resume",
+            type=Path,
+            metavar="RUN",
+            help="go on with a run's folder, such as runs/x; besides, only settings that may hold a secret "
+            "(which is never written down) can be given again: --server, --engine, --engine-arg",
         )
     sub.set_defaults(dry_run=False, config=None, target="")
 

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from atropos_gym.batch_server.hosts import without_token
+from atropos_gym._secrets import secrets_in, without_secrets
+from atropos_gym._urls import without_token
 from atropos_gym.errors import ConfigError, MissingData
 
-__all__ = ["MAIN_JOB", "VERBS", "Config", "load_yaml", "nearest", "resolve"]
+__all__ = ["AGAIN", "MAIN_JOB", "VERBS", "Config", "load_yaml", "nearest", "resolve"]
 
 #: The verbs, with the line that ``--help`` says of each.
 VERBS = {
@@ -35,9 +36,12 @@ VERBS = {
 }
 
 
-#: What is never written down: tokens, and those in URLs.
+#: What is never written down: tokens, and secrets in URLs and in what an engine is told.
 TOKENS = ("token", "env_token")
-URLS = ("server", "to")
+HIDING = ("server", "to", "engine", "engine_args")
+
+#: What may be said again of a run that goes on: it may have held secrets.
+AGAIN = ("server", "engine", "engine_args")
 
 
 def _setting(
@@ -267,7 +271,9 @@ class Config(BaseModel):
     trainer_timeout: float = _setting(60.0, "who has gone", "serve", gt=0)
     """A trainer that was silent for so many seconds may be replaced by one with other settings."""
 
-    max_body_bytes: Size = _setting(256 * 2**20, "bodies", "serve", shown="256MiB", metavar="SIZE", ge=1)
+    max_body_bytes: Size = _setting(
+        256 * 2**20, "bodies", "serve serve-model", shown="256MiB", metavar="SIZE", ge=1
+    )
     """Largest body of a request, after inflation."""
     foreign_masks: Literal["refuse", "keep"] = _setting("refuse", "bodies", "serve")
     """What becomes of groups whose masks are neither -100 nor the id, such as 0 and 1: refused, or kept as
@@ -342,15 +348,23 @@ class Config(BaseModel):
             kwargs["swap"] = self.swap
         return kwargs
 
+    @property
+    def secrets(self) -> list[str]:
+        """Where secrets stand that are not written down, and that a run needs again to go on.
+
+        Example:
+            >>> Config(engine="vllm:http://me:s3cret@host", engine_args={"api_key": "s3cret"}).secrets
+            ['engine', 'engine_args.api_key']
+        """
+        return [place for name in HIDING for place in secrets_in(getattr(self, name), name)]
+
     def to_yaml(self) -> str:
         """Returns the whole configuration as YAML, each field under its description.
 
-        Tokens are never written down: whoever goes on has them in ``ATROPOS_GYM_TOKEN``.
+        Secrets are never written down: whoever goes on has them in variables, or says them again.
         """
         values = self.model_dump(mode="json")
-        values |= dict.fromkeys(TOKENS) | {
-            name: without_token(values[name]) for name in URLS if values[name] is not None
-        }
+        values |= dict.fromkeys(TOKENS) | {name: without_secrets(values[name]) for name in HIDING}
         lines: list[str] = []
         section = None
         for name in type(self).model_fields:
@@ -484,4 +498,4 @@ def _one_line(error: ValidationError, flags: Mapping[str, Any], file: Path | Non
     said = f"--{name.replace('_', '-')}" if name in flags else f"{file}: {name}" if file else name
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{said}: {message}" + ("" if name in (*TOKENS, *URLS) else f", got {first['input']!r}")
+    return f"{said}: {message}" + ("" if name in (*TOKENS, *HIDING) else f", got {first['input']!r}")

@@ -58,6 +58,8 @@ class RunFolder:
         config = config.model_copy(update={"name": name})
         write_whole(path / "config.yaml", config.to_yaml())
         summary = {"env": config.env, "policy": config.policy, "seed": config.seed, "status": "running"}
+        if config.secrets:
+            summary["secrets"] = config.secrets
         folder = cls(path, config, summary)
         folder.save()
         return folder

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from atropos_gym.cli.again import say_again
 from atropos_gym.cli.command import Command
 from atropos_gym.cli.engines import check_engine_settings
 from atropos_gym.cli.envs import table
@@ -32,6 +33,9 @@ def run(command: Command) -> int:
             show.say(f"{folder.path} is finished: {folder.config.updates} updates were made")
             _print(folder)
             return 0
+        given = {name: getattr(command.config, name) for name in command.given}
+        secrets = folder.summary.get("secrets") or []
+        folder.config = say_again(folder.config, given, secrets, str(folder.path))
     else:
         if command.config.policy == "random":
             raise ConfigError("train --policy random: there is nothing to train in it; take a model, or tiny")
