@@ -401,7 +401,8 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         try:
             super().save(path, exclude, include)
         finally:
-            vars(self).update(kept)
+            for name, value in kept.items():
+                setattr(self, name, value)
 
     @classmethod
     def load(

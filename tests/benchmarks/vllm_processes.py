@@ -101,7 +101,17 @@ def run_of(options: argparse.Namespace, folder: Path, numbers: list[int]) -> Rea
         play=["--concurrency", "8"],
         learn=[
             *("--groups-per-update", str(GROUPS), "--episodes", "4", "--no-drop-equal"),
-            *("--learning-rate", "3e-4", "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA)),
+            # So that every update changes the weights, whether or not anything was right.
+            *(
+                "--entropy",
+                "0.01",
+                "--learning-rate",
+                "3e-4",
+                "--lora-rank",
+                str(RANK),
+                "--lora-alpha",
+                str(ALPHA),
+            ),
         ],
         updates=options.updates,
         lag=options.lag,
