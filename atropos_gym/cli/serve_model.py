@@ -47,6 +47,7 @@ def run(command: Command) -> int:
             outlet=outlet,
             token=token,
             hosts=("*",) if config.insecure else (),
+            max_body_bytes=config.max_body_bytes,
         )
         serve(app, listener, lambda url: _say_ready(url, config))
         counts = app.state.desk.sessions.counts + Counter({"not posted": len(app.state.desk.unposted)})

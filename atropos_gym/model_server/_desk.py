@@ -42,7 +42,7 @@ class Desk:
     wishes: Wishes = "session"
     token: str | None = None
     outlet: Outlet | None = None
-    max_body_bytes: int = 64 * 2**20
+    max_body_bytes: int = 256 * 2**20
     keep_alive: float = 10.0
     clock: Callable[[], float] = time.time
     unposted: dict[str, Finished] = field(default_factory=dict)

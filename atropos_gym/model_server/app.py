@@ -44,7 +44,7 @@ def create_app(
     outlet: Outlet | None = None,
     token: str | None = None,
     hosts: Sequence[str] = (),
-    max_body_bytes: int = 64 * 2**20,
+    max_body_bytes: int = 256 * 2**20,
     keep_alive: float = 10.0,
 ) -> FastAPI:
     """Builds the server; two of them can live in one process.

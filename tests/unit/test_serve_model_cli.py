@@ -45,13 +45,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_flags_reach_the_server(told: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--port 0 --temperature 0.7 --reply-tokens 64 --wishes refuse --alternatives drop --name calc"
-    assert main(["serve-model", "--policy", "hf:x", *flags.split(), "--seed", "3"]) == 0
+    flags += " --seed 3 --max-body-bytes 2MiB"
+    assert main(["serve-model", "--policy", "hf:x", *flags.split()]) == 0
     assert told["sampling"] == SamplingParams(max_tokens=64, temperature=0.7)
     wanted = {
         "wishes": "refuse",
         "alternatives": "drop",
         "name": "calc",
         "seed": 3,
+        "max_body_bytes": 2 * 2**20,
         "outlet": None,
         "token": None,
     }
@@ -74,6 +76,8 @@ def test_groups_go_where_to_says(told: dict[str, Any], capsys: pytest.CaptureFix
     [
         (["--host", "0.0.0.0"], "there is no token"),
         (["--wishes", "mine"], "wishes"),
+        (["--max-body-bytes", "0"], "--max-body-bytes"),
+        (["--max-body-bytes", "much"], "a size such as 16GiB"),
         (["--to", "nowhere", "--port", "0"], "server must be a URL"),
     ],
 )
