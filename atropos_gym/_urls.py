@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 
 __all__ = ["is_loopback", "without_token"]
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address means this machine.
 

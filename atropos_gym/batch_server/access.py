@@ -8,6 +8,7 @@ import hmac
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -218,6 +219,7 @@ def _netloc(origin: str) -> str | None:
         return None
 
 
+@lru_cache(256)
 def _name(host: str) -> str:
     """The name in a ``Host`` header, without port and brackets."""
     try:

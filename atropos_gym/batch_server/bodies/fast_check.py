@@ -19,7 +19,7 @@ from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.batch_server.state.packed import FLOATS, FREE, Columns, PackedGroup
 from atropos_gym.wire import MAX_TOKEN_ID
 
-__all__ = ["Odd", "Source", "read"]
+__all__ = ["Odd", "Source", "read", "trained_by"]
 
 KNOWN = frozenset(("tokens", "masks", "scores", *FLOATS, *FREE))
 
@@ -41,6 +41,10 @@ class Source(Protocol):
         """Lengths of the rows, and all their integers."""
         ...
 
+    def trained(self, ids: NDArray[np.integer[Any]]) -> tuple[list[int], NDArray[np.bool_]]:
+        """Lengths of the masks' rows, and where the mask is the id of the token."""
+        ...
+
     def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""
         ...
@@ -54,19 +58,28 @@ class Source(Protocol):
         ...
 
 
+def trained_by(masks: NDArray[np.integer[Any]], ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    """Where masks are the ids of the tokens, if elsewhere they are -100."""
+    if len(masks) != len(ids):
+        raise Odd
+    trained: NDArray[np.bool_] = masks != MASKED
+    if (trained & (masks != ids)).any():
+        raise Odd
+    return trained
+
+
 def read(source: Source) -> Incoming:
     """Checks a group as ``ScoredDataGroup`` does, in whole arrays."""
     lengths, ids = source.ids("tokens")
-    mask_lengths, masks = source.ids("masks")
+    mask_lengths, trained = source.trained(ids)
     scores = source.scores()
     if not lengths or min(lengths) < 1 or sum(lengths) != len(ids):
         raise Odd
-    if mask_lengths != lengths or len(masks) != len(ids) or len(scores) != len(lengths):
+    if mask_lengths != lengths or len(trained) != len(ids) or len(scores) != len(lengths):
         raise Odd
     if ids.min() < 0 or ids.max() > MAX_TOKEN_ID or not np.isfinite(scores).all():
         raise Odd
-    trained = masks != MASKED
-    if not trained.any() or (trained & (masks != ids)).any():
+    if not trained.any():
         raise Odd
     floats = _floats(source, lengths, trained)
     columns = Columns(np.array(lengths, np.int32), scores, ids.astype(np.int32, copy=False), trained, floats)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
-from atropos_gym.batch_server.bodies.fast_check import Odd, read
+from atropos_gym.batch_server.bodies.fast_check import Odd, read, trained_by
 from atropos_gym.batch_server.state.intake import Incoming
 
 try:
@@ -84,6 +84,11 @@ class _JsonGroup:
         rows = self._value[name]
         lengths = self._lengths(rows)
         return lengths, np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
+
+    def trained(self, ids: NDArray[np.integer[Any]]) -> tuple[list[int], NDArray[np.bool_]]:
+        """Lengths of the masks' rows, and where the mask is the id of the token."""
+        lengths, masks = self.ids("masks")
+        return lengths, trained_by(masks, ids)
 
     def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from pydantic_core import from_json
@@ -39,8 +40,8 @@ class Form:
     @classmethod
     def of(cls, headers: Headers) -> Self:
         """Reads ``Accept-Encoding`` and ``Accept``."""
-        coding = _coding(",".join(headers.getlist("accept-encoding")))
-        return cls(coding, _packed(",".join(headers.getlist("accept"))))
+        encodings, types = (",".join(headers.getlist(name)) for name in ("accept-encoding", "accept"))
+        return cls(_coding(encodings), _packed(types))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -116,6 +117,7 @@ def _in_form(body: bytes, coding: str | None, *, packed: bool) -> bytes:
     return stream.compress(body) + stream.flush()
 
 
+@lru_cache(256)
 def _coding(accepted: str) -> str | None:
     """The best coding of an ``Accept-Encoding``; where it is indifferent, the one that is smaller sooner.
 
@@ -130,6 +132,7 @@ def _coding(accepted: str) -> str | None:
     return best if offers[best] > 0.0 and offers[best] >= weights.get("identity", 0.0) else None
 
 
+@lru_cache(256)
 def _packed(accepted: str) -> bool:
     """Whether an ``Accept`` names msgpack, and does not like JSON better.
 

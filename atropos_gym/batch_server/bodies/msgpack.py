@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
 from atropos_gym._wire_checks import MASKED
-from atropos_gym.batch_server.bodies.fast_check import Odd, read
+from atropos_gym.batch_server.bodies.fast_check import Odd, read, trained_by
 from atropos_gym.batch_server.state.intake import Incoming
 from atropos_gym.batch_server.state.packed import FLOATS
 
@@ -147,13 +147,15 @@ class _BinaryGroup:
 
     def ids(self, name: str) -> tuple[list[int], NDArray[np.integer[Any]]]:
         """Lengths of the rows, and all their integers."""
-        if name == "masks" and "mask_bits" in self._value:
-            return self._masks()
         return _bins(self._value[name], "<i4")
 
-    def _masks(self) -> tuple[list[int], NDArray[np.integer[Any]]]:
-        lengths, ids = self.ids("tokens")
-        return lengths, np.where(_trained(self._value["mask_bits"], lengths), ids, np.int32(MASKED))
+    def trained(self, ids: NDArray[np.integer[Any]]) -> tuple[list[int], NDArray[np.bool_]]:
+        """Lengths of the masks' rows, and where the mask is the id of the token."""
+        if "mask_bits" in self._value:
+            lengths = [len(row) // 4 for row in self._value["tokens"]]
+            return lengths, _trained(self._value["mask_bits"], lengths)
+        lengths, masks = self.ids("masks")
+        return lengths, trained_by(masks, ids)
 
     def floats(self, name: str) -> tuple[list[int], NDArray[np.floating[Any]]] | None:
         """Lengths of the rows and all their numbers; None where the field is absent or empty."""

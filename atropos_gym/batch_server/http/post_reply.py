@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
+from blake3 import blake3
 from fastapi import HTTPException, Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -66,8 +66,8 @@ def key_of(request: Request) -> str | None:
 
 
 def digest_of(groups: Iterable[Incoming], *, many: bool) -> bytes:
-    """SHA-256 of what was posted: of its content, however it was written."""
-    digest = hashlib.sha256(b"list" if many else b"group")
+    """BLAKE3 of what was posted: of its content, however it was written."""
+    digest = blake3(b"list" if many else b"group")
     for group in groups:
         digest.update(len(group.packed.data).to_bytes(8, "little"))
         digest.update(group.packed.data)

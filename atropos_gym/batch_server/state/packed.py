@@ -116,7 +116,7 @@ class PackedGroup:
                 flags |= (PRESENT | (WIDE if is_wide else 0)) << place
                 (wide if is_wide else narrow).append(values)
         rows = len(columns.lengths)
-        pieces = [
+        pieces: list[bytes | memoryview] = [
             HEADER.pack(MAGIC, flags, rows, len(before), len(after)),
             _bytes(columns.lengths, "<i4"),
             b"\0" * (_scores_at(rows) - HEADER.size - 4 * rows),
@@ -126,7 +126,7 @@ class PackedGroup:
             *(_bytes(values, "<f4") for values in narrow),
             _bytes(columns.masks, "<i4")
             if columns.masks is not None
-            else np.packbits(columns.trained, bitorder="little").tobytes(),
+            else _bytes(np.packbits(columns.trained, bitorder="little"), "u1"),
             before,
             after,
         ]
@@ -267,7 +267,7 @@ def pack_group(group: ScoredDataGroup) -> PackedGroup:
     return PackedGroup.pack(columns, {name: getattr(group, name) for name in FREE})
 
 
-def _joined(pieces: list[bytes]) -> bytes | memoryview:
+def _joined(pieces: list[bytes | memoryview]) -> bytes | memoryview:
     """One byte string of several."""
     size = sum(map(len, pieces))
     if size < OWN_MEMORY_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
@@ -290,8 +290,9 @@ def _narrowed(values: Floats) -> Floats:
     return narrow if bool(np.isfinite(narrow).all()) else values.astype(np.float64)
 
 
-def _bytes(values: NDArray[Any], kind: str) -> bytes:
-    return values.astype(kind, copy=False).tobytes()
+def _bytes(values: NDArray[Any], kind: str) -> memoryview:
+    """The bytes of an array, without a copy where it has them in this form already."""
+    return np.ascontiguousarray(values, kind).data.cast("B")
 
 
 def _members(values: Mapping[str, Any], names: tuple[str, ...]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -82,7 +83,12 @@ def read_env(body: str | bytes, now: float) -> EnvRecord:
     return EnvRecord(**saved, settings=settings, last_seen=now, had_data_at=now)
 
 
-def _body(thing: Any, without: tuple[str, ...], **other: Any) -> bytes:
+def _body(thing: object, without: tuple[str, ...], **other: Any) -> bytes:
     """A dataclass as JSON: without some fields, and with others in another form."""
-    names = (one.name for one in fields(thing) if one.name not in without and one.name not in other)
+    names = _names(type(thing), (*without, *other))  # type: ignore[arg-type]  # classes are hashable
     return to_json({name: getattr(thing, name) for name in names} | other)
+
+
+@cache
+def _names(kind: type, without: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind) if one.name not in without)

@@ -72,7 +72,7 @@ class SqliteStore(MemoryStore):
         now: float | None = None,
     ) -> None:
         super().__init__(limits)
-        self._written: dict[str, bytes] = {}  # rows of the table `state`
+        self._written: dict[str, Any] = {}  # what the table `state` holds
         self._journal = Journal(Path(path), fresh=fresh, fsync=fsync)
         self.recovered = self._recover(time.time() if now is None else now)
 
@@ -93,8 +93,8 @@ class SqliteStore(MemoryStore):
         """Hands what has changed to the writer; returns what to wait for."""
         if self._journal.dead is not None:
             return self._journal.dead
-        statements = list(self._changes())
         came, left = self._moves()
+        statements = list(self._changes(came, left))
         self._marks.clear()
         if not statements:
             return self._journal.unwritten
@@ -150,30 +150,38 @@ class SqliteStore(MemoryStore):
         left = [group for group in gone if came.pop(group.number, None) is None]
         return list(came.values()), left
 
-    def _changes(self) -> Iterator[Statement]:
+    def _changes(self, came: list[StoredGroup], left: list[StoredGroup]) -> Iterator[Statement]:
         marks = self._marks
         if marks.cleared:
             for table in TABLES:
                 yield f"DELETE FROM {table}", [()]
-        came, left = self._moves()
-        yield from _rows("INSERT INTO groups VALUES (?, ?)", ((one.number, group_body(one)) for one in came))
-        yield from _rows("INSERT INTO data VALUES (?, ?)", ((one.number, one.packed.data) for one in came))
-        yield from _rows("DELETE FROM groups WHERE number = ?", ((one.number,) for one in left))
-        yield from _rows("DELETE FROM data WHERE number = ?", ((one.number,) for one in left))
-        gone = [unit for unit in marks.units.values() if unit.place is Place.GONE]
-        there = [unit for unit in marks.units.values() if unit.place is not Place.GONE]
-        yield from _rows("DELETE FROM units WHERE number = ?", ((unit.number,) for unit in gone))
-        yield from _table("units", "(?, ?)", {unit.number: (unit_body(unit),) for unit in there})
-        yield from _table("leases", "(?, ?)", self._lease_rows())
-        yield from _table("envs", "(?, ?)", {env.env_id: (env_body(env),) for env in marks.envs.values()})
-        yield from _table(
-            "aside", "(?, ?)", {n: None if reason is None else (reason,) for n, reason in marks.aside.items()}
-        )
-        yield from _table("replies", "(?, ?, ?, ?, ?)", self._reply_rows())
-        state = {name: to_json(value) for name, value in self._state().items()}
-        changed = [(name, body) for name, body in state.items() if self._written.get(name) != body]
-        self._written = state
-        yield from _rows("INSERT OR REPLACE INTO state VALUES (?, ?)", changed)
+        if came:
+            yield "INSERT INTO groups VALUES (?, ?)", [(one.number, group_body(one)) for one in came]
+            yield "INSERT INTO data VALUES (?, ?)", [(one.number, one.packed.data) for one in came]
+        if left:
+            yield "DELETE FROM groups WHERE number = ?", [(one.number,) for one in left]
+            yield "DELETE FROM data WHERE number = ?", [(one.number,) for one in left]
+        if marks.units:
+            gone = [(unit.number,) for unit in marks.units.values() if unit.place is Place.GONE]
+            if gone:
+                yield "DELETE FROM units WHERE number = ?", gone
+            there = [unit for unit in marks.units.values() if unit.place is not Place.GONE]
+            yield from _table("units", "(?, ?)", {unit.number: (unit_body(unit),) for unit in there})
+        if marks.leases:
+            yield from _table("leases", "(?, ?)", self._lease_rows())
+        if marks.envs:
+            yield from _table("envs", "(?, ?)", {env.env_id: (env_body(env),) for env in marks.envs.values()})
+        if marks.aside:
+            reasons = {n: None if reason is None else (reason,) for n, reason in marks.aside.items()}
+            yield from _table("aside", "(?, ?)", reasons)
+        if marks.replies:
+            yield from _table("replies", "(?, ?, ?, ?, ?)", self._reply_rows())
+        state = self._state()
+        changed = [(name, value) for name, value in state.items() if self._written.get(name) != value]
+        if changed:
+            self._written = state
+            rows = [(name, to_json(value)) for name, value in changed]
+            yield "INSERT OR REPLACE INTO state VALUES (?, ?)", rows
 
     def _lease_rows(self) -> dict[int, tuple[Any, ...] | None]:
         """Changed leases by number; None where one is forgotten."""
@@ -273,23 +281,15 @@ class SqliteStore(MemoryStore):
         return ", ".join(found)
 
 
-def _rows(sql: str, rows: Any) -> Iterator[Statement]:
-    """The statement, if there are rows for it."""
-    if rows := list(rows):
-        yield sql, rows
-
-
 def _table(name: str, places: str, changes: Mapping[int, tuple[Any, ...] | None]) -> Iterator[Statement]:
     """Writes or deletes the rows of a table by their number."""
     column = {"envs": "env_id"}.get(name, "number")
-    yield from _rows(
-        f"INSERT OR REPLACE INTO {name} VALUES {places}",
-        [(number, *values) for number, values in changes.items() if values is not None],
-    )
-    yield from _rows(
-        f"DELETE FROM {name} WHERE {column} = ?",
-        [(number,) for number, values in changes.items() if values is None],
-    )
+    kept = [(number, *values) for number, values in changes.items() if values is not None]
+    if kept:
+        yield f"INSERT OR REPLACE INTO {name} VALUES {places}", kept
+    gone = [(number,) for number, values in changes.items() if values is None]
+    if gone:
+        yield f"DELETE FROM {name} WHERE {column} = ?", gone
 
 
 def _packed(

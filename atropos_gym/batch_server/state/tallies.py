@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 __all__ = ["Tallies"]
@@ -51,8 +51,8 @@ class Tallies:
 
     def state(self) -> dict[str, Any]:
         """What is to be saved."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+        values = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
