@@ -25,9 +25,18 @@ Which row a request belongs to is decided by what it says, never by when it come
 - Texts of ``/v1/completions`` go on where they begin with all that was said, with the end where one was
   sampled; ids where they begin with all of its ids.
 - A reply ends with the id that completes a stop string; the program does not see the string.
+- All that a template takes only as one message (several results of tools, a user after them) is told as one.
+
+What a program asks of sampling is a wish (``create_app``'s ``wishes``): ``temperature``, ``seed`` and the like,
+and a ``tool_choice`` or ``response_format`` that only constrained decoding could keep; the schema of a
+``response_format`` is told to the model in the system message. Whatever is not followed is named in the header
+``X-Atropos-Ignored`` and counted in the session's report, fields that nobody knows among it.
+
+Streams are told when a reply is whole, piece by piece; until then there is a comment every ten seconds.
 
 Every reply that a program was given is trained, once, with its member's score; ``alternatives="drop"`` leaves
-out those that it did not go on from. A request that is cancelled before its answer leaves nothing behind.
+out those that it did not go on from. A request that is cancelled before its answer leaves nothing behind; a
+stream that is closed after its first piece was answered.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def create_app(
         name: of groups that bring none.
         wishes: what becomes of a request's own temperature, top_p and so on: ``"session"`` ignores and counts
             them, so that every reply can be trained on; ``"request"`` follows them and does not train what
-            was sampled otherwise; ``"refuse"`` answers 400.
+            was sampled otherwise; ``"refuse"`` answers 400. A forced tool or form of the answer is ignored
+            and counted, or with the latter two refused.
         idle_seconds: a group without a request for so long is given up and counted.
         alternatives: what becomes of replies that nothing went on from; see ``GroupSession``.
         outlet: where finished groups are posted and versions come from; None: ``finish`` returns groups.
