@@ -27,9 +27,9 @@ Which row a request belongs to is decided by what it says, never by when it come
 - A reply ends with the id that completes a stop string; the program does not see the string.
 - All that a template takes only as one message (several results of tools, a user after them) is told as one.
 
-What a program asks of sampling is a wish (``create_app``'s ``wishes``): ``temperature``, ``seed`` and the like,
+What a program asks of sampling is a wish (``wishes`` of ``create_app``): ``temperature``, ``seed`` and such,
 and a ``tool_choice`` or ``response_format`` that only constrained decoding could keep; the schema of a
-``response_format`` is told to the model in the system message. Whatever is not followed is named in the header
+``response_format`` is told to the model in the system message. What is not followed is named in the header
 ``X-Atropos-Ignored`` and counted in the session's report, fields that nobody knows among it.
 
 Streams are told when a reply is whole, piece by piece; until then there is a comment every ten seconds.

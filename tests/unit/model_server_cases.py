@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,6 +55,43 @@ class Front:
         assert response.status_code == 200, response.text
         told: dict[str, Any] = response.json()
         return told
+
+
+class Connection:
+    """One request as a real server passes it on: its answer part by part, with the time of each."""
+
+    def __init__(self, front: Front, body: dict[str, Any]) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        self.status = 0
+        self.parts: list[tuple[float, bytes]] = []
+        self.serving = asyncio.create_task(front.app(self.scope(front), self.inbox.get, self.send))
+
+    def scope(self, front: Front) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "method": "POST",
+            "path": f"/s/{front.session['id']}/0/v1/chat/completions",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1")],
+            "scheme": "http",
+            "server": ("127.0.0.1", 80),
+            "root_path": "",
+        }
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["body"]:
+            self.parts.append((asyncio.get_running_loop().time(), message["body"]))
+
+    def leave(self) -> None:
+        self.inbox.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def alive(self) -> list[float]:
+        """When there was a sign of life."""
+        return [at for at, part in self.parts if part == b": keep-alive\n\n"]
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from atropos_gym.model_server import AgentCollector, create_app
 from atropos_gym.model_server.outlet import Outlet
 from atropos_gym.tokenizers import BytesTokenizer
 from atropos_gym.wire import ScoredDataGroup
-from tests.unit.model_server_cases import BASE, Front, with_front
+from tests.unit.model_server_cases import BASE, Connection, Front, with_front
 from tests.unit.rollout_cases import END, run_moved, say, saying
 
 HI = [{"role": "user", "content": "hi"}]
@@ -505,20 +505,6 @@ def test_a_body_that_is_too_long(path: str, told: bool) -> None:
 # --- how groups end ---
 
 
-def _asking(front: Front) -> dict[str, Any]:
-    """How a server begins to tell of a request."""
-    return {
-        "type": "http",
-        "method": "POST",
-        "path": f"/s/{front.session['id']}/0/v1/chat/completions",
-        "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1")],
-        "scheme": "http",
-        "server": ("127.0.0.1", 80),
-        "root_path": "",
-    }
-
-
 def test_a_client_that_leaves_cancels_its_request() -> None:
     gate = asyncio.Event()
     engine = saying("ja", delay=lambda number: gate.wait() if number == 0 else asyncio.sleep(0))
@@ -544,40 +530,28 @@ def test_a_connection_that_closes_cancels_its_request() -> None:
 
     async def talk(front: Front) -> Any:
         key = (await front.open())["id"]
-        inbox: asyncio.Queue[Any] = asyncio.Queue()
-        inbox.put_nowait({"type": "http.request", "body": json.dumps({"messages": HI}).encode()})
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        serving = asyncio.create_task(front.app(_asking(front), inbox.get, send))
+        asked = Connection(front, {"messages": HI})
         while not engine.calls:
             await asyncio.sleep(0)
-        inbox.put_nowait({"type": "http.disconnect"})
-        await serving
-        return sent[0]["status"], front.app.state.desk.sessions.find(key).group.counts["cancelled"]
+        asked.leave()
+        await asked.serving
+        return asked.status, front.app.state.desk.sessions.find(key).group.counts["cancelled"]
 
     assert with_front(engine, talk) == (499, 1)
 
 
 def test_a_reply_that_is_ready_when_its_program_has_left_is_not_kept() -> None:
-    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    connections: list[Connection] = []
 
     async def leave(number: int) -> None:
         if number == 0:
-            inbox.put_nowait({"type": "http.disconnect"})
+            connections[0].leave()
 
     async def talk(front: Front) -> Any:
         await front.open()
-        inbox.put_nowait({"type": "http.request", "body": json.dumps({"messages": HI}).encode()})
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await front.app(_asking(front), inbox.get, send)
-        assert sent[0]["status"] == 499
+        connections.append(Connection(front, {"messages": HI}))
+        await connections[0].serving
+        assert connections[0].status == 499
         await front.chat([MORE])
         return await front.finish(1.0)
 

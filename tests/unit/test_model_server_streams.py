@@ -23,7 +23,7 @@ from atropos_gym.html import Pieces
 from atropos_gym.model_server import create_app
 from atropos_gym.model_server.answers import _cut
 from tests.tools.calculator import ADD
-from tests.unit.model_server_cases import Front, client_of, fronted, with_front
+from tests.unit.model_server_cases import Connection, Front, client_of, fronted, with_front
 from tests.unit.rollout_cases import run_moved, say, saying
 
 openai = pytest.importorskip("openai")
@@ -139,43 +139,6 @@ def test_openais_helper_reads_the_same_as_from_a_whole_answer(said: str, n: int)
 # --- while it is being sampled ---
 
 
-class Connection:
-    """One request as a real server passes it on: its answer part by part, with the time of each."""
-
-    def __init__(self, front: Front, body: dict[str, Any]) -> None:
-        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.inbox.put_nowait({"type": "http.request", "body": json.dumps({**body, "stream": True}).encode()})
-        self.status = 0
-        self.parts: list[tuple[float, bytes]] = []
-        self.serving = asyncio.create_task(front.app(self.scope(front), self.inbox.get, self.send))
-
-    def scope(self, front: Front) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "method": "POST",
-            "path": f"/s/{front.session['id']}/0/v1/chat/completions",
-            "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1")],
-            "scheme": "http",
-            "server": ("127.0.0.1", 80),
-            "root_path": "",
-        }
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["body"]:
-            self.parts.append((asyncio.get_running_loop().time(), message["body"]))
-
-    def leave(self) -> None:
-        self.inbox.put_nowait({"type": "http.disconnect"})
-
-    @property
-    def alive(self) -> list[float]:
-        """When there was a sign of life."""
-        return [at for at, part in self.parts if part == b": keep-alive\n\n"]
-
-
 def moved(engine: Engine, talk: Callable[[Front], Any], **settings: Any) -> Any:
     """Runs ``talk`` on a clock that is moved by its timers."""
 
@@ -190,13 +153,13 @@ def moved(engine: Engine, talk: Callable[[Front], Any], **settings: Any) -> Any:
 def test_there_are_signs_of_life_while_a_reply_is_sampled() -> None:
     async def talk(front: Front) -> Any:
         begun = asyncio.get_running_loop().time()
-        asked = Connection(front, {"messages": HI})
+        asked = Connection(front, {"messages": HI, "stream": True})
         await asked.serving
         assert asked.status == 200
         assert [round(at - begun) for at in asked.alive] == [10, 20, 30]
         told = b"".join(part for at, part in asked.parts if round(at - begun) == 35)
         assert told.endswith(b"data: [DONE]\n\n") and b'"finish_reason": "stop"' in told
-        quick = Connection(front, {"messages": HI})
+        quick = Connection(front, {"messages": HI, "stream": True})
         await quick.serving
         assert quick.alive == []
         return await front.finish(1.0)
@@ -230,7 +193,7 @@ def test_a_failure_is_read_by_openais_client(keep_alive: float) -> None:
 
 def test_the_end_of_the_group_ends_its_streams() -> None:
     async def talk(front: Front) -> Any:
-        asked = Connection(front, {"messages": HI})
+        asked = Connection(front, {"messages": HI, "stream": True})
         await asyncio.sleep(15)
         await front.finish(1.0)
         await asked.serving
@@ -249,7 +212,7 @@ def test_a_fault_of_ours_is_told_and_raised_for_the_log() -> None:
             raise KeyError("secret")
 
         member.keep = keep
-        asked = Connection(front, {"messages": HI})
+        asked = Connection(front, {"messages": HI, "stream": True})
         with pytest.raises(KeyError, match="secret"):
             await asked.serving
         return asked
@@ -263,7 +226,7 @@ def test_a_fault_of_ours_is_told_and_raised_for_the_log() -> None:
 @pytest.mark.parametrize("how", ["disconnect", "server stops"])
 def test_who_has_left_has_the_request_cancelled(seconds: float, how: str) -> None:
     async def talk(front: Front) -> Any:
-        asked = Connection(front, {"messages": HI})
+        asked = Connection(front, {"messages": HI, "stream": True})
         await asyncio.sleep(seconds)
         asked.leave() if how == "disconnect" else asked.serving.cancel()
         await asyncio.wait([asked.serving])
@@ -286,7 +249,7 @@ def test_who_leaves_as_the_reply_comes_has_none() -> None:
             connections[0].leave()
 
     async def talk(front: Front) -> Any:
-        connections.append(Connection(front, {"messages": HI}))
+        connections.append(Connection(front, {"messages": HI, "stream": True}))
         await connections[0].serving
         return front.app.state.desk.sessions.find(front.session["id"]).group.counts["replies"]
 
