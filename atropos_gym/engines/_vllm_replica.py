@@ -70,6 +70,7 @@ class VLLMReplica:
         self._breaks = 0  # connections that broke: another server may be there since
         self._compared = 0  # of them, those after which it was seen to be the same
         self._looking: asyncio.Task[None] | None = None
+        self._unanswered: set[tuple[str, Path]] = set()  # loads that may have been done
 
     @property
     def url(self) -> str:
@@ -87,9 +88,22 @@ class VLLMReplica:
         return self.endpoint.down
 
     async def ask(
-        self, method: str, path: str, body: Any = None, *, keep: frozenset[int] = frozenset()
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        keep: frozenset[int] = frozenset(),
+        failed: list[Passing] | None = None,
     ) -> Answer:
-        """Asks until there is an answer, within the policy; statuses in ``keep`` are answers.
+        """Asks until there is an answer, within the policy.
+
+        Args:
+            method: of HTTP.
+            path: of the URL.
+            body: as JSON.
+            keep: statuses that are answers, though others like them may pass.
+            failed: gets the tries that failed.
 
         Raises:
             EngineUnreachable: every try failed, or the server is gone for longer than there is time.
@@ -105,6 +119,8 @@ class VLLMReplica:
                         said = error.answer
                         if said is not None and said.status in keep and _DYING not in said.message:
                             return said
+                        if failed is not None:
+                            failed.append(error)
                         failures = await self.after(error, failures)
         except TimeoutError as error:
             kind = EngineUnreachable if self.down else EngineTimeout
@@ -155,7 +171,7 @@ class VLLMReplica:
         return {str(entry.get("id")): entry for entry in entries if isinstance(entry, dict)}
 
     async def load(self, name: str, folder: Path) -> None:
-        """Loads an adapter; one of that name is accepted only from that very folder.
+        """Loads an adapter; one of that name is accepted only if an answer to loading it may have been lost.
 
         Raises:
             EngineError: the server refused it; the message names the flag or setting to change.
@@ -166,13 +182,18 @@ class VLLMReplica:
 
     async def _load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": str(folder)}  # never load_inplace: it would stick
-        answer = await self.ask("POST", "/v1/load_lora_adapter", body, keep=frozenset({500}))
+        failed: list[Passing] = []
+        lost = (name, folder) in self._unanswered
+        self._unanswered.add((name, folder))
+        answer = await self.ask("POST", "/v1/load_lora_adapter", body, keep=frozenset({500}), failed=failed)
+        self._unanswered.remove((name, folder))
         if answer.status == 200:
             return
         if already_loaded(answer):
             root = (await self.models()).get(name, {}).get("root")
-            if root == str(folder):  # an answer got lost, or an earlier life of this process loaded it
+            if root == str(folder) and (lost or failed):
                 return
+            # From the same folder too: it may have held other weights then.
             raise EngineError(
                 f"{self.url} has an adapter {name} from {root} already, so {folder} would never be served: "
                 "give another run="

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ class Served:
         name: that requests call it by.
         root: the server's folder of it, or its name on a hub.
         max_context: most ids of prompt and completion.
+        adapters: names that are taken: what was loaded before, by whomever.
     """
 
     name: str
     root: str
     max_context: int
+    adapters: frozenset[str] = frozenset()
 
 
 async def ask_what_is_served(replicas: Sequence[VLLMReplica], wanted: str | Path | None) -> Served:
@@ -48,16 +50,20 @@ async def ask_what_is_served(replicas: Sequence[VLLMReplica], wanted: str | Path
     name = None if wanted is None else str(wanted)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            first, *others = [_base_model(await one.models(), name, one.url) for one in replicas]
+            listed = [await one.models() for one in replicas]
     except TimeoutError as error:
         raise EngineTimeout(f"no server says what it serves within {_CONNECT_SECONDS:g} s") from error
+    first, *others = [
+        _base_model(models, name, one.url) for models, one in zip(listed, replicas, strict=True)
+    ]
     for replica, served in zip(replicas[1:], others, strict=True):
         if (served.name, served.max_context) != (first.name, first.max_context):
             raise ConfigError(
                 f"replicas must serve one model: {replicas[0].url} has {first.name} with "
                 f"{first.max_context} ids, {replica.url} has {served.name} with {served.max_context}"
             )
-    return first
+    taken = frozenset(name for models in listed for name, entry in models.items() if entry.get("parent"))
+    return replace(first, adapters=taken)
 
 
 def _base_model(served: dict[str, dict[str, Any]], wanted: str | None, url: str) -> Served:

@@ -46,8 +46,9 @@ class VLLMEngine(ServesVersions):
         model: served name (or folder) of the base model; the only one served if None.
         tokenizer: as for ``load_tokenizer``; if None, of the folder that the server or ``model`` names.
         api_key: vLLM's ``--api-key``.
-        run: names this incarnation of the learner; adapters are called ``<run>-v<version>``. A fresh name if
-            None: under one that was used before, a server may still have the older weights.
+        run: names this incarnation of the learner; adapters are called ``<run>-v<version>``, and otherwise
+            where the server has one of that name. A fresh name if None: what was loaded under one that was
+            used before may still be in a server's prefix cache.
         adapter_dir: a folder that this process and the server see under one path: adapters from elsewhere are
             copied there before they are loaded. None: they are loaded from where they are.
         max_live_versions: most published versions at a time; the server needs ``--max-cpu-loras`` one above.
@@ -70,8 +71,8 @@ class VLLMEngine(ServesVersions):
         model: served name of the base model.
         max_context: most ids of prompt and completion.
         counters: ``published``, ``retired``, ``version_expired``, ``restored`` (adapters loaded again after a
-            restart), ``aborted`` (samples asked for again), ``cut_by_context``, ``retry/<why>``,
-            ``lost/<why>``.
+            restart), ``renamed`` (those whose name was taken), ``aborted`` (samples asked for again),
+            ``cut_by_context``, ``retry/<why>``, ``lost/<why>``.
 
     Raises:
         ConfigError: arguments or servers that do not fit together.
@@ -152,6 +153,7 @@ class VLLMEngine(ServesVersions):
             self._thread.wait(self._start())
             served = self._thread.wait(ask_what_is_served(self._router.replicas, model))
             self.model, self.max_context = served.name, served.max_context
+            self._taken = served.adapters
             self.tokenizer = find_tokenizer(tokenizer, served, model)
         except BaseException:
             self._thread.wait(self._disconnect())
@@ -307,10 +309,18 @@ class VLLMEngine(ServesVersions):
         async def load() -> None:
             if self.swap == "restart" and self._server is not None:
                 await asyncio.to_thread(self._server.restart)
-            await self._load(version, f"{self.run}-v{version}", folder)
+            await self._load(version, self._name(version), folder)
 
         with self.traffic.publishing():
             await self._versions.publish(version, folder, load)
+
+    def _name(self, version: int) -> str:
+        """Names a version's adapter; what an earlier life has left loaded is never served in its place."""
+        name = f"{self.run}-v{version}"
+        if name not in self._taken:
+            return name
+        self.counters["renamed"] += 1
+        return f"{name}-{secrets.token_hex(4)}"
 
     @asynccontextmanager
     async def trial(self, adapter: str | Path) -> AsyncIterator[Hold]:

@@ -73,15 +73,27 @@ class RealVLLM(FourProcesses):
 
 def ended(group: int) -> str:
     """Waits for the end of a killed process's group; ends what does not end by itself."""
-    deadline = time.monotonic() + 30
-    try:
-        while time.monotonic() < deadline:
-            os.killpg(group, 0)
-            time.sleep(0.2)
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return "gone"
-    return "killed after 30 s"
+    deadline = time.monotonic() + 20
+    while running := members(group):
+        if time.monotonic() > deadline:
+            os.killpg(group, signal.SIGKILL)
+            return f"not gone after 20 s, {running}: killed"
+        time.sleep(0.2)
+    return "gone"
+
+
+def members(group: int) -> list[str]:
+    """Names of the processes of a group that run, and have not only left their exit code."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = file.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        state, _, of_group = rest.split()[:3]
+        if int(of_group) == group and state != "Z":
+            found.append(name)
+    return found
 
 
 def run_of(options: argparse.Namespace, folder: Path, numbers: list[int]) -> RealVLLM:
@@ -102,16 +114,8 @@ def run_of(options: argparse.Namespace, folder: Path, numbers: list[int]) -> Rea
         learn=[
             *("--groups-per-update", str(GROUPS), "--episodes", "4", "--no-drop-equal"),
             # So that every update changes the weights, whether or not anything was right.
-            *(
-                "--entropy",
-                "0.01",
-                "--learning-rate",
-                "3e-4",
-                "--lora-rank",
-                str(RANK),
-                "--lora-alpha",
-                str(ALPHA),
-            ),
+            *("--entropy", "0.01", "--learning-rate", "3e-4"),
+            *("--lora-rank", str(RANK), "--lora-alpha", str(ALPHA)),
         ],
         updates=options.updates,
         lag=options.lag,
@@ -134,6 +138,7 @@ def main() -> None:
     parser.add_argument("--kill", default="serve,vllm,collect,learner", help="names with commas, in order")
     options = parser.parse_args()
     options.python = options.python.absolute()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no process
     folder = Path(tempfile.mkdtemp(prefix="atropos-gym-processes-"))
     print(folder, flush=True)
     begin = time.monotonic()

@@ -226,8 +226,8 @@ def test_a_folder_that_the_server_cannot_see_is_named() -> None:
 
 def test_a_name_from_another_folder_is_not_taken_for_ours(folders: list[Path]) -> None:
     fake = FakeSGLang()
-    fake.adapters["r0-v1"] = "elsewhere"
     with fake.engine() as engine:
+        fake.adapters["r0-v1"] = "elsewhere"
         with pytest.raises(EngineError, match="has an adapter r0-v1 from elsewhere already"):
             run(engine.publish(1, folders[0]))
     assert fake.adapters == {"r0-v1": "elsewhere"}

@@ -19,6 +19,7 @@ from atropos_gym.engines._vllm_adapters import check_adapter, load_refusal, mode
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.engines.vllm import VLLMEngine
 from atropos_gym.errors import EngineError, EngineUnreachable, VersionExpired
+from tests.tools.fake_vllm import Adapter as Loaded
 from tests.tools.fake_vllm import FakeVLLM, weights_of
 from tests.tools.tiny_llama import adapter_tensors, tiny_llama, write_adapter
 
@@ -603,13 +604,49 @@ def test_what_an_earlier_life_left_loaded_is_never_served(tmp_path: Path) -> Non
         assert served.weights == weights_of(tmp_path / "v1")
 
 
-def test_a_copy_is_never_taken_for_that_of_an_earlier_life(tmp_path: Path) -> None:
-    fake, shared = FakeVLLM(), tmp_path / "shared"
-    killed(fake, tmp_path / "v1", run="mine", adapter_dir=shared)
-    with fake.engine(run="mine", adapter_dir=shared) as engine:
-        with pytest.raises(EngineError, match="has an adapter mine-v1 from .*give another run="):
-            run(engine.publish(1, write_adapter(tmp_path / "v1", adapter_tensors(tiny_llama(), seed=2))))
-    assert list(shared.iterdir()) == []
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_whose_name_was_used_before_serves_its_own_weights(tmp_path: Path, shared: bool) -> None:
+    """The name is taken: a version gets another one, also where its folder is that of the last time."""
+    fake, options = FakeVLLM(), {"adapter_dir": tmp_path / "shared"} if shared else {}
+    killed(fake, tmp_path / "v1", run="mine", **options)
+    [(name, left)] = fake.adapters.items()
+    with fake.engine(run="mine", **options) as engine:
+        for version in (1, 2):
+            folder = write_adapter(tmp_path / f"v{version}", adapter_tensors(tiny_llama(), seed=1 + version))
+            run(engine.publish(version, folder))
+            run(sample(engine))
+            assert fake.adapters[fake.asked()[-1]["model"]].weights == weights_of(folder)
+        assert fake.asked()[-1]["model"] == "mine-v2" and engine.counters["renamed"] == 1
+    assert fake.adapters == {name: left} == {"mine-v1": left}, "what is not ours stays"
+
+
+def test_what_another_process_loads_meanwhile_is_not_taken_for_ours(adapter: Adapter) -> None:
+    """The same name from the same folder: only an answer of our own can have been lost."""
+    fake = FakeVLLM()
+    with fake.engine() as engine:
+        folder = adapter(1)
+        fake.adapters["r0-v1"] = Loaded(str(folder), weights_of(folder))
+        with pytest.raises(EngineError, match="has an adapter r0-v1 from .*v1 already.*give another run="):
+            run(engine.publish(1, folder))
+        assert engine.newest == 0
+
+
+def test_a_load_whose_answer_never_came_is_ours_when_it_is_tried_again(adapter: Adapter) -> None:
+    fake = FakeVLLM()
+    original = fake._load
+
+    async def load(body: dict[str, Any]) -> Any:
+        await original(body)
+        return 503, "the proxy lost it"
+
+    folder = adapter(1)
+    with fake.engine(retries=0) as engine:
+        fake._load = load  # type: ignore[method-assign]
+        with pytest.raises(EngineUnreachable):
+            run(engine.publish(1, folder))
+        fake._load = original  # type: ignore[method-assign]
+        run(engine.publish(1, folder))
+        assert engine.newest == 1 and list(fake.adapters) == ["r0-v1"]
 
 
 def test_a_refused_publish_leaves_nothing_behind(adapter: Adapter, tmp_path: Path) -> None:
