@@ -19,6 +19,7 @@ __all__ = [
     "GroupRefused",
     "MissingData",
     "NewSegment",
+    "PostUnsure",
     "PromptTooLong",
     "ServerError",
     "TemplateError",
@@ -119,6 +120,10 @@ class ServerError(AtroposError, RuntimeError):
 
 class GroupRefused(ServerError):
     """The server refused a group (422); ``detail`` names the first bad place."""
+
+
+class PostUnsure(GroupRefused):
+    """A post was unanswered for so long that its server may have forgotten it: again, it could come twice."""
 
 
 class UnusableGold(AtroposError, ValueError):

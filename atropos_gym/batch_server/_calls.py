@@ -13,6 +13,7 @@ import httpx
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from atropos_gym.batch_server._doubt import Doubt
 from atropos_gym.batch_server._group_bodies import JSON, MSGPACK, group_of, unpack
 from atropos_gym.errors import GroupRefused, ServerError
 from atropos_gym.wire import EnvRegistration, Policy, PolicyUpdate, Registration, ScoredDataGroup
@@ -79,7 +80,8 @@ class Call(Generic[T]):
         media_type: what the body is.
         headers: besides the usual ones.
         wait_seconds: how long the server may hold the request.
-        posts_groups: a 422 refuses groups.
+        doubt: whether the groups that it posts may be there already; a 422 refuses them. None where it
+            posts none.
         final: statuses that are answers, although others of their kind are worth another try.
     """
 
@@ -91,7 +93,7 @@ class Call(Generic[T]):
     media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_seconds: float = 0.0
-    posts_groups: bool = False
+    doubt: Doubt | None = None
     final: tuple[int, ...] = ()
 
     def query(self) -> dict[str, str | int | float]:
@@ -107,7 +109,7 @@ class Call(Generic[T]):
         if response.is_success:
             return self.read(response)
         detail = _detail(response)
-        kind = GroupRefused if self.posts_groups and response.status_code == 422 else ServerError
+        kind = GroupRefused if self.doubt is not None and response.status_code == 422 else ServerError
         message = f"{self.method} {self.path} was refused ({response.status_code}): {describe(detail)}"
         if response.status_code == 401:
             message += "; give token=, or ATROPOS_GYM_TOKEN, or http://x:TOKEN@host as the server's URL"

@@ -18,10 +18,11 @@ from typing import Any, Protocol, Self
 from uuid import uuid4
 
 from atropos_gym.batch_server._calls import Call, describe, name_of, names_of
+from atropos_gym.batch_server._doubt import Doubt
 from atropos_gym.batch_server._group_bodies import Body, body_of, body_of_list
 from atropos_gym.batch_server.limits import MOST_GROUPS
 from atropos_gym.batch_server.spool import Kept, Spool
-from atropos_gym.errors import GroupRefused, ServerError
+from atropos_gym.errors import GroupRefused, PostUnsure, ServerError
 from atropos_gym.wire import ScoredDataGroup
 
 __all__ = ["ListParcel", "OneParcel", "Parcel", "SpooledParcel"]
@@ -106,7 +107,7 @@ class ListParcel:
             return None
         if len({body.media_type for body in bodies}) > 1:  # one of them can only be said in JSON
             bodies = [body_of(group, packed=False) for _, group in self._sent]
-        return _call("/scored_data_list", body_of_list(bodies), uuid4().hex)
+        return _call("/scored_data_list", body_of_list(bodies), uuid4().hex, Doubt())
 
     def accepted(self, names: list[str]) -> None:
         """Notes that the last list went through."""
@@ -117,6 +118,12 @@ class ListParcel:
         """Takes the groups that the server names out of the list; they are reported by :meth:`close`."""
         if not isinstance(error, GroupRefused):
             raise error
+        if isinstance(error, PostUnsure):  # the whole list
+            self._refusals += [
+                {**one, "loc": ["body", at]} for at, _ in self._sent for one in _entries(error)
+            ]
+            self._sent = []
+            return
         bad: set[int] = set()
         for entry in error.detail if isinstance(error.detail, list) else []:
             loc = entry.get("loc", [])
@@ -143,7 +150,7 @@ class OneParcel(ListParcel):
         if not self._waiting:
             return None
         self._sent.append(self._waiting.popleft())
-        return _call("/scored_data", body_of(self._sent[0][1], packed=packed), uuid4().hex)
+        return _call("/scored_data", body_of(self._sent[0][1], packed=packed), uuid4().hex, Doubt())
 
     def refused(self, error: ServerError) -> None:
         """Raises it."""
@@ -191,7 +198,7 @@ class SpooledParcel:
             self._sent = self._waiting.popleft()
             body = self._spool.body(self._sent, packed=packed)
             if body is not None:
-                return _call("/scored_data", body, self._sent.key)
+                return _call("/scored_data", body, self._sent.key, _Marked(self._spool, self._sent))
             self._sent = None
         return None
 
@@ -203,16 +210,17 @@ class SpooledParcel:
         self._sent = None
 
     def refused(self, error: ServerError) -> None:
-        """Sets the last group aside where it is at fault."""
+        """Sets the last group aside where it is at fault, or could come twice."""
         assert self._sent is not None
-        if error.status not in REFUSALS:
+        unsure = isinstance(error, PostUnsure)
+        if error.status not in REFUSALS and not unsure:
             message = f"{error}; {len(self._waiting) + 1} groups are kept in {self._spool.folder} until then"
             raise type(error)(message, status=error.status, detail=error.detail) from error
         if self._sent in self._own:
             self._refusals[self._own.index(self._sent)] = error
         else:
-            log.warning("a group of an earlier post was refused: %s", error)
-        self._spool.refuse(self._sent, str(error))
+            log.warning("a group of an earlier post was %s: %s", "set aside" if unsure else "refused", error)
+        self._spool.refuse(self._sent, str(error), unsure=unsure)
         self._sent = None
 
     def close(self) -> list[str]:
@@ -230,7 +238,21 @@ class SpooledParcel:
         return [name for kept in self._own if (name := self._names.get(kept.key))]
 
 
-def _call(path: str, body: Body, key: str) -> Call[list[str]]:
+class _Marked(Doubt):
+    """A doubt that outlives this process."""
+
+    def __init__(self, spool: Spool, kept: Kept) -> None:
+        super().__init__(kept.sent_at)
+        self._spool = spool
+        self._kept = kept
+
+    def note(self, since: float | None) -> None:
+        """Sets ``since``, in the folder too."""
+        super().note(since)
+        self._spool.mark(self._kept, since)
+
+
+def _call(path: str, body: Body, key: str, doubt: Doubt) -> Call[list[str]]:
     return Call(
         "POST",
         path,
@@ -239,7 +261,7 @@ def _call(path: str, body: Body, key: str) -> Call[list[str]]:
         media_type=body.media_type,
         headers={"Idempotency-Key": key},
         wait_seconds=MAX_HOLD_SECONDS,
-        posts_groups=True,
+        doubt=doubt,
     )
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BATCHES_PER_ENV", "MOST_GROUPS", "Limits", "memory_allows"]
+__all__ = ["BATCHES_PER_ENV", "KEPT_SECONDS", "MOST_GROUPS", "QUEUE_FULL", "Limits", "memory_allows"]
 
 BATCHES_PER_ENV = 4
 """So many batches each connected environment may be ahead, unless ``soft_groups`` says otherwise."""
@@ -14,6 +14,12 @@ BATCHES_PER_ENV = 4
 MOST_GROUPS = 4096
 """Groups in one post. A list is stored whole or not at all, and nobody else is answered meanwhile: so many
 take 0.15 s, however small they are. Clients of ours post longer lists in parts."""
+
+KEPT_SECONDS = 24 * 3600.0
+"""So long does a server remember posts by their keys: within that, the same post again counts once."""
+
+QUEUE_FULL = "queue full"
+"""The ``detail`` where there was no room for a body: nothing of it is kept."""
 
 
 def memory_allows() -> int:

@@ -2,12 +2,15 @@
 
 A group is written before its first try, complete, under a name that says its turn and the key under which it
 is posted; its file goes once the server has answered. Whoever opens the folder next posts what was left there
-first, oldest first, each under its key: a server of ours takes a key only once (it remembers keys for a day),
-so nothing is lost and nothing comes twice. The original API knows no keys: what it took without answering, it
-takes again.
+first, oldest first, each under its key: a server of ours takes a key only once, so nothing is lost and
+nothing comes twice. The original API knows no keys: what it took without answering, it takes again.
 
-What the server refuses lies in ``refused/``: the group as JSON, which ``atropos-gym view`` shows, and beside
-it a text that says why.
+A server remembers keys for a day. So the name also says since when a group may be at the server without our
+knowing; one of which that is not known for longer is not posted again, but lies in ``unsure/``. Whoever finds
+that it is not there moves it back. What was never sent, or to nobody who listened, goes however old it is.
+
+What the server refuses lies in ``refused/``. In both folders the group is JSON, which ``atropos-gym view``
+shows, and beside it a text says why it is there.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -39,13 +42,13 @@ __all__ = ["Kept", "Spool"]
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})\.(msgpack|json)")
+NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})(?:-(\d+))?\.(msgpack|json)")
 KINDS = {MSGPACK: "msgpack", JSON: "json"}
 PART = ".part"
 """How the name of a file ends that is still being written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A group in the folder.
 
@@ -54,12 +57,14 @@ class Kept:
         path: its file.
         size: of the file, in bytes.
         body: what is in it, while it is about to be posted; else None.
+        sent_at: since when it may be at the server, in Unix seconds; None where it cannot be there.
     """
 
     key: str
     path: Path
     size: int
     body: Body | None = None
+    sent_at: float | None = None
 
 
 class Spool:
@@ -86,7 +91,8 @@ class Spool:
         self._change = threading.Lock()
         self._posted_late = 0
         try:
-            (self.folder / "refused").mkdir(parents=True, exist_ok=True)
+            for aside in ("refused", "unsure"):
+                (self.folder / aside).mkdir(parents=True, exist_ok=True)
             self._unlock = _locked(self, self.folder)
             left = self._look()
         except OSError as error:
@@ -97,7 +103,9 @@ class Spool:
         self._left = deque(left)
         self._late = {kept.key for kept in left}
         self._sizes = {kept.key: kept.size for kept in left}
-        self._refused = sum(1 for _ in (self.folder / "refused").glob("*.txt"))
+        self._refused, self._unsure = (
+            sum(1 for _ in (self.folder / aside).glob("*.txt")) for aside in ("refused", "unsure")
+        )
 
     @property
     def full(self) -> bool:
@@ -106,7 +114,7 @@ class Spool:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Groups that wait, and their bytes; how many were left behind and then posted; how many refused."""
+        """Groups that wait, and their bytes; how many were posted late; how many were set aside."""
         waiting = self._waiting()
         return {
             "folder": str(self.folder),
@@ -114,6 +122,7 @@ class Spool:
             "bytes": sum(waiting),
             "posted_late": self._posted_late,
             "refused": self._refused,
+            **({"unsure": self._unsure} if self._unsure else {}),
         }
 
     def keep(self, groups: Sequence[ScoredDataGroup]) -> list[Kept]:
@@ -163,7 +172,9 @@ class Spool:
     def release(self, kept: Sequence[Kept]) -> None:
         """Leaves groups to whoever claims next."""
         with self._change:
-            self._left = deque(sorted([*self._left, *(replace(one, body=None) for one in kept)], key=_turn))
+            for one in kept:
+                one.body = None
+            self._left = deque(sorted([*self._left, *kept], key=_turn))
             self._late |= {one.key for one in kept}
 
     def body(self, kept: Kept, *, packed: bool) -> Body | None:
@@ -188,6 +199,15 @@ class Spool:
             return Body(content, MSGPACK)
         return Body(content, JSON) if kept.path.suffix == ".json" else body_of(group, packed=False)
 
+    def mark(self, kept: Kept, sent_at: float | None) -> None:
+        """Notes since when a group may be at the server, or that it cannot be there."""
+        kept.sent_at = sent_at
+        path = kept.path.with_name(_name(kept, sent_at))
+        kept.path.replace(path)
+        kept.path = path
+        if self._fsync:
+            _sync(self.folder)
+
     def posted(self, kept: Kept) -> None:
         """Removes a group that the server has."""
         kept.path.unlink(missing_ok=True)
@@ -195,10 +215,11 @@ class Spool:
             self._posted_late += kept.key in self._late
         self._forget(kept)
 
-    def refuse(self, kept: Kept, reason: str) -> None:
-        """Sets a group aside for people to look at."""
+    def refuse(self, kept: Kept, reason: str, *, unsure: bool = False) -> None:
+        """Sets a group aside for people to look at; ``unsure``: it may be at the server."""
         content = kept.path.read_bytes()
-        target = self.folder / "refused" / kept.path.name
+        # Without the time: whoever moves it back wants it to be posted.
+        target = self.folder / ("unsure" if unsure else "refused") / _name(kept, None)
         if kept.path.suffix == ".msgpack":
             try:
                 content = _group(kept, content).to_json()
@@ -209,7 +230,8 @@ class Spool:
         self._write(target.with_suffix(".txt"), f"{reason}\n".encode())
         kept.path.unlink(missing_ok=True)
         with self._change:
-            self._refused += 1
+            self._unsure += unsure
+            self._refused += not unsure
         self._forget(kept)
 
     def close(self) -> None:
@@ -233,7 +255,8 @@ class Spool:
             if path.name.endswith(PART):
                 path.unlink()
             elif (match := NAME.fullmatch(path.name)) is not None:
-                found.append(Kept(match[2], path, path.stat().st_size))
+                sent_at = None if match[3] is None else float(match[3])
+                found.append(Kept(match[2], path, path.stat().st_size, sent_at=sent_at))
         return sorted(found, key=_turn)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -252,6 +275,12 @@ class Spool:
 
 def _turn(kept: Kept) -> int:
     return int(kept.path.name.partition("-")[0])
+
+
+def _name(kept: Kept, sent_at: float | None) -> str:
+    """What its file is called."""
+    since = "" if sent_at is None else f"-{int(sent_at)}"
+    return f"{_turn(kept):010d}-{kept.key}{since}{kept.path.suffix}"
 
 
 def _group(kept: Kept, content: bytes) -> ScoredDataGroup:

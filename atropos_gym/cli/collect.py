@@ -115,6 +115,8 @@ def _summary(report: dict[str, Any]) -> str:
         said += f", {refused} refused"
     if (spool := report["spool"]) is not None and spool["waiting"]:
         said += f", {spool['waiting']} wait in {spool['folder']}"
+    if spool is not None and (unsure := spool.get("unsure")):
+        said += f", {unsure} may have arrived and lie in {spool['folder']}/unsure"
     return said
 
 

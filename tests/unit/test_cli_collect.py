@@ -91,3 +91,11 @@ def test_evaluation_share_and_state(
     assert "evaluation at step 14: 0.5 ± 0.1" in "".join(capsys.readouterr())
     service._position.posted([4])
     assert service_of(monkeypatch, *words).collector.next_number == 5
+
+
+def test_the_last_line_says_what_is_not_at_the_server_for_sure() -> None:
+    report = {"posted": 7, "refused": {}, "spool": {"folder": "s", "waiting": 2, "unsure": 1}}
+    assert collect._summary(report) == "7 groups posted, 2 wait in s, 1 may have arrived and lie in s/unsure"
+    assert (
+        collect._summary({**report, "spool": None, "refused": {"unsure": 1}}) == "7 groups posted, 1 refused"
+    )

@@ -19,7 +19,7 @@ from server_tools import LocalServer, group
 
 from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
 from atropos_gym.batch_server.spool import Spool
-from atropos_gym.errors import ConfigError, GroupRefused, ServerError
+from atropos_gym.errors import ConfigError, GroupRefused, PostUnsure, ServerError
 from atropos_gym.wire import ScoredDataGroup
 
 URL = "http://127.0.0.1:8000"
@@ -404,3 +404,146 @@ def test_a_cancelled_post_is_kept(server: LocalServer, tmp_path: Path) -> None:
 
     server.run(story())
     assert tags(server) == [1]
+
+
+# Servers forget keys after a day.
+
+DAY = 24 * 3600.0
+
+
+class Days:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_767_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lose(network: Network) -> None:
+    """Answers of this network do not arrive any more, its requests do."""
+
+    def lost() -> None:
+        raise httpx.ReadTimeout("no answer")
+
+    network.after = lost
+
+
+def pass_a_day(network: Network, clock: Days, seconds: float = DAY + 1) -> None:
+    clock.now += seconds
+    network.server.clock.advance(seconds)
+
+
+def test_what_may_have_arrived_is_not_posted_again_once_the_server_may_have_forgotten_it(
+    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Days()
+    lose(network)
+    with (
+        client_of(network, tmp_path, clock=clock) as client,
+        pytest.raises(ServerError, match="3 groups are"),
+    ):
+        client.post_groups([make(1), make(2), make(3)])
+    assert tags(network.server) == [1], "it is there, and nobody knows"
+    pass_a_day(network, clock)
+    network.after = lambda: None
+    with client_of(network, tmp_path, clock=clock) as again, caplog.at_level(logging.WARNING):
+        assert again.post_group(make(4)) == "g-4"
+        assert again.spool is not None
+        assert (again.spool.report["unsure"], again.spool.report["refused"]) == (1, 0)
+    assert "a group of an earlier post was set aside: posted at 2025-12-29" in caplog.text
+    assert tags(network.server) == [2, 3, 4], "what was never sent goes however old it is"
+    assert files(tmp_path) == []
+    (kept,) = (tmp_path / "unsure").glob("*.json")
+    assert ScoredDataGroup.model_validate(json.loads(kept.read_text())) == make(1)
+    assert "posted again, it could come twice" in kept.with_suffix(".txt").read_text()
+    kept.rename(tmp_path / kept.name)  # somebody has found that it is not there
+    with client_of(network, tmp_path, clock=clock) as last:
+        last.post_left()
+    assert tags(network.server) == [1] and files(tmp_path) == []
+
+
+def test_within_a_day_it_is_posted_under_its_key(network: Network, tmp_path: Path) -> None:
+    clock = Days()
+    lose(network)
+    with client_of(network, tmp_path, clock=clock) as client:
+        with pytest.raises(ServerError, match="1 groups are kept"):
+            client.post_group(make(1))
+        (name,) = files(tmp_path)
+        pass_a_day(network, clock, 12 * 3600)
+        with pytest.raises(ServerError, match="1 groups are kept"):
+            client.post_left()
+        assert files(tmp_path) == [name], "the first try counts"
+        pass_a_day(network, clock, 10 * 3600)
+        network.after = lambda: None
+        client.post_left()
+        assert client.spool is not None and client.spool.report["posted_late"] == 1
+    assert tags(network.server) == [1] and len(set(network.keys)) == 1
+
+
+@pytest.mark.parametrize("answer", ["none", "full", "early", "token"])
+def test_what_cannot_have_arrived_is_posted_however_long_that_takes(
+    network: Network, tmp_path: Path, answer: str
+) -> None:
+    clock, pauses = Days(), []
+    refusals = {
+        "full": httpx.Response(503, json={"detail": "queue full", "retry_after": 5}),
+        "early": httpx.Response(429, json={"detail": "too many"}),
+        "token": httpx.Response(401, json={"detail": "missing or wrong token"}),
+    }
+
+    class Away(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if len(pauses) > 4:
+                return network.handle_request(request)
+            if answer == "none":
+                raise httpx.ConnectError("connection refused")
+            reply = refusals[answer]
+            return httpx.Response(reply.status_code, headers=reply.headers, content=reply.content)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock.now += DAY
+
+    def try_again(client: BatchClient) -> None:
+        while answer == "token" and len(pauses) <= 4:
+            with pytest.raises(ServerError, match="1 groups are kept"):
+                client.post_left()
+            sleep(1.0)
+        client.post_left()
+
+    with client_of(Away(), tmp_path, retry_seconds=None, sleep=sleep, clock=clock) as client:
+        assert client.spool is not None
+        client.spool.release(client.spool.keep([make(1)]))
+        try_again(client)
+    assert tags(network.server) == [1] and len(pauses) == 5
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("spooled", [True, False])
+def test_a_client_that_tries_for_days_does_not_post_twice_either(
+    network: Network, tmp_path: Path, spooled: bool, alone: bool
+) -> None:
+    clock = Days()
+    lose(network)
+
+    def sleep(seconds: float) -> None:
+        """The server goes away after the answer was lost, for more than a day."""
+        pass_a_day(network, clock, 13 * 3600)
+        network.after = lambda: None
+        network.before = network.refuse if clock.now < Days().now + DAY else lambda: None
+
+    spool = {"spool": tmp_path} if spooled else {}
+    with BatchClient(URL, transport=network, retry_seconds=None, sleep=sleep, clock=clock, **spool) as client:
+        with pytest.raises(GroupRefused, match="it could come twice") as error:
+            client.post_group(make(1)) if alone else client.post_groups([make(1), make(2)])
+        assert client.post_group(make(3)) is not None, "it goes on"
+    assert isinstance(error.value.detail, list)
+    assert {entry["type"] for entry in error.value.detail} == {"unsure"}
+    doubtful = [entry["loc"] for entry in error.value.detail]
+    if alone:
+        assert isinstance(error.value, PostUnsure) and doubtful == [["body"]]
+    else:  # one list, or one by one from a spool
+        assert doubtful == ([["body", 0]] if spooled else [["body", 0], ["body", 1]])
+    assert tags(network.server) == ([1, 3] if alone else [1, 2, 3])

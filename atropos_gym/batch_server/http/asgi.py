@@ -16,8 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atropos_gym.batch_server.bodies.codings import FEED_BYTES, BrokenStream, Inflater
 from atropos_gym.batch_server.http.desk import Desk
 from atropos_gym.batch_server.http.room import Place
+from atropos_gym.batch_server.limits import QUEUE_FULL
 from atropos_gym.batch_server.state.refusals import NotSaved
 from atropos_gym.batch_server.store import Store
+from atropos_gym.errors import ServerError
 
 __all__ = ["BODY", "Bodies", "Saved", "drop_body"]
 
@@ -26,9 +28,6 @@ SAVE_SOON = 0.02
 
 RETRY_AFTER = 5
 """Seconds after which a client should try again what could not be saved, or had no room."""
-
-QUEUE_FULL = "queue full"
-"""What is said where there was no room for a body: nothing of it is kept."""
 
 CODINGS = ("gzip", "x-gzip", "zstd")
 
@@ -91,12 +90,13 @@ class Saved:
         self.store.save()
 
     async def _wait(self, saved: Future[None]) -> None:
-        waiting = asyncio.wrap_future(saved)
-        await asyncio.wait((waiting,), timeout=self.store.limits.save_seconds)
-        if not waiting.done():
-            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet")
-        if (error := waiting.exception()) is not None:
-            raise NotSaved(str(error))
+        try:
+            async with asyncio.timeout(self.store.limits.save_seconds):
+                await asyncio.wrap_future(saved)
+        except TimeoutError:
+            raise NotSaved(self.store.failing or "the disk is too slow: not saved yet") from None
+        except ServerError as error:
+            raise NotSaved(str(error)) from None
 
 
 def _later(detail: str) -> JSONResponse:

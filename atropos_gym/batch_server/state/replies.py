@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from atropos_gym.batch_server.limits import KEPT_SECONDS
 from atropos_gym.batch_server.state.marks import Marks
 from atropos_gym.batch_server.state.refusals import Problem, Refused
 
 __all__ = ["KeptReply", "ReplyBook"]
 
-KEPT_SECONDS = 24 * 3600.0
 KEPT_KEYS = 100_000
 RETRY_SECONDS = 20 * 60.0
 """How long an answer is kept that did not arrive: longer than any sender goes on trying."""
