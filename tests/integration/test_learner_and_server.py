@@ -17,6 +17,7 @@ from atropos_gym.batch_server.client import BatchClient
 from atropos_gym.batch_server.serve import ServerProcess
 from atropos_gym.errors import ServerError
 from atropos_gym.rollout.service import EnvironmentService, ServiceThread
+from atropos_gym.trainers._sources import open_server
 from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
 
@@ -164,6 +165,28 @@ def test_a_learner_that_is_turned_away_leaves_nothing_open(server: ServerProcess
         with pytest.raises(ServerError, match="tokenizer"):
             model.learn(updates=1)
         assert "leases" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """The dead run's name is still registered; who goes on in its folder is let in at once."""
+    with learner(server, tmp_path / "run", checkpoint_every=10) as model:
+        killed = open_server(model, 1)
+        killed._stop.set()  # as a kill would, it leaves lease and registration
+        killed._extender.join()
+        with service(model, server):
+            groups = killed.next(1)
+    with learner(server, tmp_path / "another") as other, pytest.raises(ServerError, match="takeover"):
+        open_server(other, 1)
+    with learner(server, tmp_path / "run", checkpoint_every=10) as model, BatchClient(server.url) as client:
+        assert client.status()["leased_groups"] == len(groups)
+        source = open_server(model, 1)
+        assert client.status()["leased_groups"] == 0, "the batch went back at once"
+        assert model.version == 1 and client.policy().run == model.run
+        source.close(finished=True)
+        assert not (tmp_path / "run" / "leases.json").exists()
+    killed._client.close()
 
 
 def test_a_learner_that_only_knows_the_url(server: ServerProcess, tmp_path: Path) -> None:
