@@ -210,7 +210,7 @@ class Agent:
 
 @pytest.mark.filterwarnings("ignore:the chat template")
 @pytest.mark.parametrize("family", SPOKEN)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 10**6))
 def test_any_agent_leaves_what_was_sampled(family: str, seed: int) -> None:
     engine = policy(family, seed)

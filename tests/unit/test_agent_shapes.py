@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,6 +23,11 @@ from tests.unit.session_cases import CALLS
 
 Message = dict[str, Any]
 CALL = '<tool_call>\n{"name": "add",   "arguments": {"b": 3, "a": 2}}\n</tool_call>'
+
+
+@cache
+def renderer_of(family: str) -> ChatRenderer:
+    return ChatRenderer(load_tokenizer(tiny_tokenizer(CALLS) if family == "template" else "bytes"))
 
 
 def _parts(text: str) -> list[Message]:
@@ -143,11 +149,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("words", ["", "Let me see.\n"], ids=["call alone", "words before it"])
-@pytest.mark.parametrize("family", ["template", "bytes"])
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [("template", ""), ("bytes", "Let me see.\n")],
+    ids=["template, calls alone", "bytes, words before them"],
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_what_a_framework_sends_back_goes_on_id_for_id(shape: Shape, family: str, words: str) -> None:
-    renderer = ChatRenderer(load_tokenizer(tiny_tokenizer(CALLS) if family == "template" else "bytes"))
+    renderer = renderer_of(family)
     spoken = [words + CALL, words + CALL + CALL, "It is 5."]
     engine = ScriptedEngine(lambda p, s, n: renderer.say(spoken[n]), tokenizer=renderer.tokenizer)
 
