@@ -2,69 +2,115 @@
 
     python tests/benchmarks/vllm_collector.py --python .venv-vllm/bin/python --rounds 3
 
-A collection of 32 episodes (4 groups of 8, two or three turns each) is played. Then the very prompts of its
-turns are sent again, for as many ids each, with nothing between: once with as many in flight as there were
-episodes, first turns first, and once all at a time. Each side has a version of its own, so that none finds
-the other's prompts in the prefix cache.
+One side plays a collection: 32 episodes (4 groups of 8), two or three turns each, all in flight. The other
+sends the very prompts of its turns, for as many ids each under the same seeds, with nothing between: as many
+requests in flight, first turns first. The sides alternate, now one and now the other first, each with a
+version of its own that has the same weights: so all say the same every time, and a side finds in the prefix
+cache what it has said itself and nothing else. What counts is the median of the rounds, each a ratio: a
+machine that is slower for a while is so for both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from _vllm import arguments, engine_of, learner, step
+from _vllm import arguments, engine_of, learner
 
 from atropos_gym.engines import SamplingParams, VLLMEngine
 from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.seeds import sampling_seed
 from atropos_gym.trainers.adapters import save_adapter
 from tests.tools.swap_rounds import Talk
+
+GROUP_SIZE, SEED = 8, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A turn: its place in the episode, its prompt, and how many ids were sampled."""
+    """A turn: its place in the episode, its prompt, how many ids were sampled, and with which seed."""
 
     turn: int
     prompt: list[int]
     ids: int
+    seed: int
 
 
-def collected(collector: GroupCollector, groups: int) -> tuple[list[Asked], float]:
-    """Plays groups; returns their turns and the seconds that it took."""
-    begin = time.perf_counter()
-    played = collector.collect(groups)
-    seconds = time.perf_counter() - begin
-    asked = [
-        Asked(number, row.ids[: turn.start], turn.end - turn.start)
-        for group in played
-        for episode in group.episodes
-        for row in episode.rows
-        for number, turn in enumerate(row.turns)
-    ]
-    return asked, seconds
+class Sides:
+    """Plays and sends on one engine.
 
+    Attributes:
+        asked: turns of the last collection.
+    """
 
-def flat_out(engine: VLLMEngine, asked: list[Asked], in_flight: int) -> float:
-    """Sends the same prompts for the same numbers of ids; returns seconds."""
-    waiting = sorted(asked, key=lambda one: -one.turn)
+    def __init__(self, engine: VLLMEngine, adapter: Path, *, groups: int, turn_ids: int) -> None:
+        self.engine = engine
+        self.asked: list[Asked] = []
+        self._adapter = adapter
+        self._groups = groups
+        self._collector = GroupCollector(
+            lambda: Talk(tokenizer=engine.tokenizer, max_turn_tokens=turn_ids),
+            engine,
+            group_size=GROUP_SIZE,
+            concurrency=groups * GROUP_SIZE,
+            seed=SEED,
+        )
 
-    async def client() -> None:
-        while waiting:
-            one = waiting.pop()
-            [reply] = await engine.generate(one.prompt, SamplingParams(max_tokens=one.ids))
-            assert len(reply.ids) == one.ids
+    def collect(self) -> float:
+        """Plays the groups; returns ids a second."""
+        self._next_version()
+        begin = time.perf_counter()
+        played = self._collector.collect(self._groups, first_number=0)
+        seconds = time.perf_counter() - begin
+        self.asked = [
+            Asked(
+                number,
+                row.ids[: turn.start],
+                turn.end - turn.start,
+                sampling_seed(SEED, group.number, episode.member, number),
+            )
+            for group in played
+            for episode in group.episodes
+            for row in episode.rows
+            for number, turn in enumerate(row.turns)
+        ]
+        return self.ids / seconds
 
-    async def all_of_them() -> None:
-        await asyncio.gather(*(client() for _ in range(in_flight)))
+    def send(self) -> float:
+        """Sends what the last collection sent, as fast as the server takes it; returns ids a second."""
+        self._next_version()
+        begin = time.perf_counter()
+        asyncio.run(self._send(sorted(self.asked, key=lambda one: -one.turn)))
+        return self.ids / (time.perf_counter() - begin)
 
-    begin = time.perf_counter()
-    asyncio.run(all_of_them())
-    return time.perf_counter() - begin
+    @property
+    def ids(self) -> int:
+        """Ids that were sampled in the last collection."""
+        return sum(one.ids for one in self.asked)
+
+    def close(self) -> None:
+        self._collector.close()
+
+    async def _send(self, waiting: list[Asked]) -> None:
+        async def client() -> None:
+            while waiting:
+                one = waiting.pop()
+                params = SamplingParams(max_tokens=one.ids, seed=one.seed)
+                [reply] = await self.engine.generate(one.prompt, params)
+                assert len(reply.ids) == one.ids
+
+        await asyncio.gather(*(client() for _ in range(self._groups * GROUP_SIZE)))
+
+    def _next_version(self) -> None:
+        version = self.engine.newest + 1
+        folder = shutil.copytree(self._adapter, self._adapter.with_name(f"v{version}"))
+        asyncio.run(self.engine.publish(version, folder))
+        asyncio.run(self.engine.generate([1], SamplingParams(max_tokens=1)))  # its weights are in place
 
 
 def main() -> None:
@@ -73,41 +119,22 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--turn-ids", type=int, default=Talk.max_turn_tokens)
     options = parser.parse_args()
-    episodes = options.groups * 8
-    rates: dict[str, list[float]] = {"collector": [], "as many in flight": [], "all at a time": []}
+    ratios = []
     with tempfile.TemporaryDirectory() as folder, engine_of(options) as engine:
-        model, version = learner(options.model), 0
-
-        def swap() -> None:
-            nonlocal version
-            version += 1
-            step(model)
-            asyncio.run(engine.publish(version, save_adapter(model, Path(folder) / f"v{version}")))
-
-        collector = GroupCollector(
-            lambda: Talk(tokenizer=engine.tokenizer, max_turn_tokens=options.turn_ids),
-            engine,
-            group_size=8,
-            concurrency=episodes,
-            seed=1,
-        )
-        for _ in range(options.rounds):
-            swap()
-            asked, seconds = collected(collector, options.groups)
-            ids = sum(one.ids for one in asked)
-            rates["collector"].append(ids / seconds)
-            for name, in_flight in (("as many in flight", episodes), ("all at a time", len(asked))):
-                swap()
-                rates[name].append(ids / flat_out(engine, asked, in_flight))
+        adapter = save_adapter(learner(options.model), Path(folder) / "adapter")
+        sides = Sides(engine, adapter, groups=options.groups, turn_ids=options.turn_ids)
+        sides.collect()  # so that there is something to send, and the server is warm
+        for number in range(options.rounds):
+            order = (sides.collect, sides.send) if number % 2 else (sides.send, sides.collect)
+            rates = {side.__name__: side() for side in order}
+            ratios.append(rates["collect"] / rates["send"])
             print(
-                f"{len(asked)} turns, {ids} ids: "
-                + ", ".join(f"{name} {values[-1]:.2f} ids/s" for name, values in rates.items()),
+                f"{len(sides.asked)} turns, {sides.ids} ids: collector {rates['collect']:.2f} ids/s, "
+                f"flat out {rates['send']:.2f} ids/s, ratio {ratios[-1]:.3f}",
                 flush=True,
             )
-        collector.close()
-    means = {name: statistics.mean(values) for name, values in rates.items()}
-    for name in list(means)[1:]:
-        print(f"collector / {name} = {means['collector'] / means[name]:.3f} (bar 0.9)")
+        sides.close()
+    print(f"collector / flat out = {statistics.median(ratios):.3f}, median of {len(ratios)} (bar 0.9)")
 
 
 if __name__ == "__main__":
