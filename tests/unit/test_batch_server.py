@@ -691,6 +691,21 @@ def test_unknown_fields_are_reported(started: LocalServer) -> None:
 # Policy.
 
 
+def test_a_registration_has_a_name_that_its_number_has_not(started: LocalServer) -> None:
+    """At a server that was started anew another environment may have number and wandb_name."""
+    names = []
+    for _ in range(2):
+        reply = started.call("POST", "/register-env", json=REGISTER_ENV)
+        names.append(reply.headers["X-Registration"])
+        status = started.call("GET", "/status-env", params={"env_id": reply.json()["env_id"]})
+        assert status.headers["X-Registration"] == names[-1]
+    other = LocalServer()
+    other.start()
+    again = other.call("POST", "/register-env", json=REGISTER_ENV)
+    assert again.json()["wandb_name"] == "e_0"
+    assert len({*names, again.headers["X-Registration"]}) == 3
+
+
 def test_policy_is_published_shown_and_held(started: LocalServer) -> None:
     assert started.get("/policy") == {"version": None, "finished": False, "held": []}
     body = {"run": "r", "version": 0, "model_name": "tiny", "tokenizer_fingerprint": "sha256:a"}

@@ -102,6 +102,7 @@ def test_all_comes_back_as_it_was(store: SqliteStore, tmp_path: Path) -> None:
         f"policy version {2**40}"
     )
     assert readable(again, NOW) == before
+    assert again.registration(env) == store.registration(env) != store.registration(1)
     assert again.ack(used.batch_id).step_at_end == 3
     assert names(again._stock.leases.find(open_.batch_id)) == ["g-2"]
     again.tick(NOW + 29)
