@@ -25,6 +25,12 @@ log = logging.getLogger(__name__)
 #: Seconds that one request for a batch waits at the server.
 WAIT_SECONDS = 20.0
 
+#: Seconds that a learner waits for a server that is away, such as one whose machine is started anew.
+SERVER_SECONDS = 600.0
+
+#: Seconds for one try to extend a lease; there are more before it ends.
+EXTEND_SECONDS = 10.0
+
 #: Seconds for taking leave of a server.
 GOODBYE_SECONDS = 1.0
 
@@ -141,6 +147,7 @@ class ServerSource:
 
     Args:
         client: a ``BatchClient`` that has registered.
+        url: of its server, with the token if it has one.
         groups: groups of an update.
         lease_seconds: a lease is extended at a third of it, as long as the batch is being worked on.
         announcement: what each post to ``/policy`` says besides version and adapter.
@@ -151,6 +158,7 @@ class ServerSource:
     def __init__(
         self,
         client: Any,
+        url: str,
         *,
         groups: int,
         lease_seconds: float,
@@ -159,6 +167,7 @@ class ServerSource:
         checkpointing: bool = False,
     ) -> None:
         self._client = client
+        self._url = url
         self._groups = groups
         self._lease_seconds = lease_seconds
         self._announcement = announcement
@@ -227,7 +236,7 @@ class ServerSource:
 
     def _give_back_soon(self, batch_ids: list[str]) -> None:
         """Gives leases back without waiting for a server that may be what failed: they end anyway."""
-        with BatchClient(self._client.url, timeout=GOODBYE_SECONDS, retry_seconds=0.0) as client:
+        with self._hasty(GOODBYE_SECONDS) as client:
             try:
                 for batch_id in batch_ids:
                     client.nack(batch_id, reason="the learner stopped")
@@ -237,13 +246,18 @@ class ServerSource:
 
     def _keep_leases(self) -> None:
         """Extends all open leases until the source is closed; a lost lease shows at its ack."""
-        while not self._stop.wait(self._lease_seconds / 3):
-            for batch_id in self._open():
-                try:
-                    self._client.extend(batch_id, self._lease_seconds)
-                except ServerError as error:
-                    if error.status not in OVER:  # acknowledged meanwhile, or another learner has it
-                        log.warning("batch %s was not extended, trying again: %s", batch_id, error)
+        with self._hasty(min(EXTEND_SECONDS, self._lease_seconds / 3)) as client:
+            while not self._stop.wait(self._lease_seconds / 3):
+                for batch_id in self._open():
+                    try:
+                        client.extend(batch_id, self._lease_seconds)
+                    except ServerError as error:
+                        if error.status not in OVER:  # acknowledged meanwhile, or another learner has it
+                            log.warning("batch %s was not extended, trying again: %s", batch_id, error)
+
+    def _hasty(self, timeout: float) -> BatchClient:
+        """A client that tries once: whoever uses it goes on without an answer."""
+        return BatchClient(self._url, timeout=timeout, retry_seconds=0.0)
 
     def _open(self) -> list[str]:
         with self._lock:
@@ -291,7 +305,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
         model._new_run()
     leases = model.run_folder / "leases.json"
     again = model._n_updates > 0 or model._parts.registered_at == model.server or leases.is_file()
-    client = BatchClient(model.server)
+    client = BatchClient(model.server, retry_seconds=SERVER_SECONDS)
     try:
         client.register(
             # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
@@ -314,6 +328,7 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
     model._parts.registered_at = model.server
     source = ServerSource(
         client,
+        model.server,
         groups=model.groups_per_update,
         lease_seconds=model.lease_seconds,
         announcement={

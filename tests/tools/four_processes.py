@@ -139,7 +139,7 @@ class FourProcesses:
             self.processes.start(name)
         kill = {"serve": self.kill_server, "vllm": self.kill_vllm}
         kill |= {"collect": self.kill_collector, "learner": self.kill_learner}
-        for name, following in zip(names, [*turns[1:], None], strict=True):
+        for name, following in zip(names, [*turns[1:], None], strict=False):
             kill[name](lambda following=following: None if following is None else self.hold(*following))
 
     def kill_server(self, then: Callable[[], None]) -> None:

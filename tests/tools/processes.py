@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 __all__ = [
+    "ECHO",
     "PATIENCE",
     "Processes",
     "atropos",
@@ -26,6 +27,7 @@ __all__ = [
     "lines_of",
     "models_of",
     "ports",
+    "sharp_base",
 ]
 
 ROOT = Path(__file__).parents[2]
