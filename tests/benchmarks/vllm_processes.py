@@ -30,6 +30,7 @@ from atropos_gym.engines.launch import server_flags  # noqa: E402
 from tests.tools.four_processes import KEY, FourProcesses  # noqa: E402
 from tests.tools.group_account import Account, check_versions  # noqa: E402
 from tests.tools.processes import healthy, models_of, ports  # noqa: E402
+from tests.tools.recorded import hold_of  # noqa: E402
 
 RANK, ALPHA = 8, 16
 GROUPS = 2  # of an update
@@ -51,14 +52,16 @@ class RealVLLM(FourProcesses):
         self.processes.until(lambda: self.adapters() and self.samples())
         before, group = self.adapters(), self.processes.running["vllm"].pid
         self.kill("vllm")
+        self.hold("learner", "leased")  # else it ends meanwhile with what is queued
         print(f"vLLM had {sorted(before)}; its children are {ended(group)}", flush=True)
-        then()
         start = time.monotonic()
         self.processes.start("vllm")
         self.processes.until(lambda: healthy(self.vllm))
         print(f"vLLM serves again after {time.monotonic() - start:.0f} s", flush=True)
         self.processes.until(lambda: self.adapters())
         print(f"vLLM has {sorted(self.adapters())} again", flush=True)
+        hold_of(self.record("learner")).unlink()
+        then()
 
     def adapters(self) -> set[str]:
         """Versions that the collector has loaded."""
