@@ -85,31 +85,25 @@ async def latency(engine: VLLMEngine, versions: Versions, repeats: int) -> None:
         print(f"{name:<21}" + "".join(f"{value:>11.3f}" for value in values), flush=True)
 
 
-async def throughput(
-    engine: VLLMEngine, versions: Versions, seconds: float, every: float | None, clients: int
-) -> float:
-    """Ids a second over a while; ``every``: seconds between swaps, None for none."""
-    for _ in range(0 if every is None else int(seconds / every)):
-        await versions.save()
+async def client(engine: VLLMEngine, stop: asyncio.Event) -> None:
+    """Asks one thing after another; replies differ in length, so that clients do not fall into step."""
+    while not stop.is_set():
+        prompt = [random.randrange(100, 40_000) for _ in range(PROMPT)]
+        reply = random.randint(REPLY // 2, 3 * REPLY // 2)
+        await engine.generate(prompt, SamplingParams(max_tokens=reply))
+
+
+async def stretch(engine: VLLMEngine, versions: Versions, seconds: float, every: float | None) -> float:
+    """Returns ids a second over a while; ``every``: seconds between swaps, None for none."""
     begin, before = time.perf_counter(), await sampled(engine)
-    stop = begin + seconds
-
-    async def client() -> None:
-        while time.perf_counter() < stop:
-            prompt = [random.randrange(100, 40_000) for _ in range(PROMPT)]
-            await engine.generate(prompt, SamplingParams(max_tokens=REPLY))
-
-    async def swap() -> None:
-        while every is not None and (left := stop - time.perf_counter()) > 0:
-            await asyncio.sleep(min(every, left))
-            if time.perf_counter() < stop:
-                await versions.publish()
-
-    load = asyncio.gather(swap(), *(client() for _ in range(clients)))
-    await asyncio.sleep(seconds)
-    rate = (await sampled(engine) - before) / (time.perf_counter() - begin)
-    await load  # what is still on its way counts for nobody
-    return rate
+    if every is None:
+        await asyncio.sleep(seconds)
+    else:
+        for number in range(1, int(seconds / every) + 1):
+            await asyncio.sleep(max(0.0, begin + (number - 0.5) * every - time.perf_counter()))
+            await versions.publish()
+        await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
+    return (await sampled(engine) - before) / (time.perf_counter() - begin)
 
 
 async def sampled(engine: VLLMEngine) -> float:
@@ -118,16 +112,23 @@ async def sampled(engine: VLLMEngine) -> float:
 
 
 async def swapping(engine: VLLMEngine, versions: Versions, options: Any) -> None:
-    """Prints ids a second with and without swaps, in turn, now one and now the other first."""
+    """Prints ids a second with and without swaps, in turn, under one load that never stops."""
+    for _ in range(options.rounds * int(options.seconds / options.every)):
+        await versions.save()
+    stop = asyncio.Event()
+    clients = [asyncio.create_task(client(engine, stop)) for _ in range(options.clients)]
+    await stretch(engine, versions, options.warm_up, None)
     found: dict[float | None, list[float]] = {None: [], options.every: []}
     for number in range(options.rounds):
         for every in (*found,) if number % 2 else (*reversed(found),):
             before = versions.last
-            rate = await throughput(engine, versions, options.seconds, every, options.clients)
+            rate = await stretch(engine, versions, options.seconds, every)
             found[every].append(rate)
             print(
                 f"{rate:7.2f} ids/s with {versions.last - before} swaps in {options.seconds:g} s", flush=True
             )
+    stop.set()
+    await asyncio.gather(*clients)
     still, swapped = found.values()
     ratios = [with_swaps / without for without, with_swaps in zip(still, swapped, strict=True)]
     print(
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between swaps")
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds of load before anything counts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, engine_of(options, publish_timeout=600) as engine:
         versions = Versions(engine, learner(options.model), Path(folder))

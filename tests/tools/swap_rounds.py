@@ -104,7 +104,7 @@ class SwapRounds:
     def reports(self) -> list[dict[str, Any]]:
         return [collector.report for collector in (self._cold, self._warm, self._crossing)]
 
-    def next(self) -> list[ScoredDataGroup]:
+    def next(self, update: int) -> list[ScoredDataGroup]:
         hits = self._hits()
         cold = self._begun or self._threads.submit(self._cold.collect, 1)
         self._begun = None

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from atropos_gym.engines import VLLMEngine
-from atropos_gym.rollout.episode import EpisodeGroup
 from atropos_gym.trainers import _learning
-from atropos_gym.trainers.adapters import AdapterState, Lora, load_adapter
-from atropos_gym.trainers.batches import Row
+from atropos_gym.trainers.adapters import Lora
 from atropos_gym.trainers.grpo import GRPO
-from atropos_gym.trainers.scoring import adapter_off, score_rows
 from atropos_gym.trainers.slope import slope_test
 from tests.tools.swap_rounds import COLD, WARM, SwapRounds, Talk
+from tests.tools.swap_scores import score_groups
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
 
@@ -78,7 +73,7 @@ def test_every_id_has_the_learners_logprob_while_versions_are_swapped(
     _nothing_failed(rounds)
     _later_turns_are_cached(rounds)
 
-    sampled = _score(model, rounds.groups)
+    sampled = score_groups(model, rounds.groups)
     off, control = np.abs(sampled.engine_K - sampled.own_K), np.abs(sampled.engine_K - sampled.control_K)
     print(f"\n{len(off)} ids: mean {off.mean():.2e}, max {off.max():.2e}; control {control.mean():.2e}")
     assert off.max() <= 2e-4
@@ -119,53 +114,3 @@ def _later_turns_are_cached(rounds: SwapRounds) -> None:
     print(f"\n{len(turns)} later turns have {possible} ids of earlier blocks; hits {rounds.hits[0]:.0f}")
     assert possible > 0
     assert rounds.hits[0] >= possible
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Logprobs of all sampled ids, ``[K]``: the engine's, and the learner's under four kinds of weights."""
-
-    version_K: NDArray[np.int64]
-    engine_K: NDArray[np.float64]
-    own_K: NDArray[np.float64]
-    previous_K: NDArray[np.float64]
-    control_K: NDArray[np.float64]
-
-
-def _score(model: GRPO, groups: list[EpisodeGroup]) -> Sampled:
-    """Scores every id under the version that it names, the one before, and the control."""
-    rows, versions = [], []
-    for group in groups:
-        for episode in group.episodes:
-            [row] = episode.rows
-            positions = np.flatnonzero(np.array(row.mask) != -100).astype(np.int32)
-            logprobs = np.array(row.logprobs)[positions]
-            ids = np.array(row.ids, dtype=np.int32)
-            rows.append(Row(ids, positions, logprobs, np.zeros(len(positions)), group.temperature))
-            versions.append(np.concatenate([[turn.version] * (turn.end - turn.start) for turn in row.turns]))
-    version_K = np.concatenate(versions)
-
-    def under(version: int) -> NDArray[np.float64]:
-        if version == 0:
-            with adapter_off(model.policy.model):
-                return np.concatenate(score_rows(model._parts.scorer, rows))
-        load_adapter(model.policy.model, model.adapter_dir / f"{model.run}-v{version}")
-        return np.concatenate(score_rows(model._parts.scorer, rows))
-
-    by_version = np.stack([under(version) for version in range(5)])
-    every = np.arange(len(version_K))
-    adapter = AdapterState(model.policy.model)
-    generator = torch.Generator().manual_seed(0)
-    adapter.load_state_dict(
-        {
-            name: 0.01 * torch.randn(tensor.shape, generator=generator) if ".lora_B." in name else tensor
-            for name, tensor in adapter.state_dict().items()
-        }
-    )
-    return Sampled(
-        version_K,
-        np.concatenate([row.logprobs for row in rows]),
-        by_version[version_K, every],
-        by_version[version_K - 1, every],
-        np.concatenate(score_rows(model._parts.scorer, rows)),
-    )
