@@ -101,7 +101,7 @@ class FourProcesses:
         """From now on a process waits after its next such event."""
         file = hold_of(self.record(name))
         self._before[name] = len(self.events(name))
-        file.with_name("hold").write_text(event)
+        file.with_name("hold").write_text(f"{event} {self._before[name]}")
         file.with_name("hold").rename(file)
 
     def until_held(self, name: str, event: str) -> dict[str, Any]:

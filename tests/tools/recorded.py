@@ -7,7 +7,8 @@ what was ``acked``, which versions are ``held`` and of which the folders are lef
 Adapters of all versions are copied to ``adapters/`` beside the file, where nobody deletes them.
 
 A file beside it whose name ends in ``.hold`` names an event: the process waits right after the next such
-event until it is killed or that file is gone. So a kill comes between two chosen steps on any machine.
+event until it is killed, or that file is gone or says something else (a number follows the event's name).
+So a kill comes between two chosen steps on any machine.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Recorder:
 
     def note(self, event: str, **values: Any) -> None:
         """Writes a line, and waits where it is to."""
-        held = self._held() == event
+        hold = self._held()
+        held = hold.partition(" ")[0] == event
         line = json.dumps({"event": event, "at": time.time(), "held": held, **values})
         os.write(self._descriptor, line.encode() + b"\n")
-        while held and self._held() == event:
+        while held and self._held() == hold:
             time.sleep(0.02)
 
     def _held(self) -> str:
