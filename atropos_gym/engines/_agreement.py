@@ -154,8 +154,10 @@ def judge_adapter(
         )
     change_K = adapted_K - base_K
     slope = float(change_K @ (engine_K - base_K)) / float(change_K @ change_K) if move.mean else math.nan
-    if now.mean <= COARSE_LIMIT and now.mean <= 0.25 * move.mean and dtype not in ("float32", "float64"):
-        return Finding(name, "note", f"engine and learner agree roughly under it: {now}", "")
+    # Rounding grows with the weights: SmolLM2 in bfloat16 is 0.4 to 0.6 nats off where it moves by 6.
+    if dtype not in ("float32", "float64") and now.mean <= 0.25 * move.mean and abs(slope - 1) <= 0.1:
+        far = f"it moves logprobs by {move.mean:.2f} nats, {slope:.2f} times as far in the engine"
+        return Finding(name, "note", f"engine and learner agree roughly under it: {now}; {far}", "")
     return Finding(
         name,
         "wrong",

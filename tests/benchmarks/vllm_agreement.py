@@ -4,10 +4,10 @@
 
 Plays what ``tests/vllm/test_hot_swap.py`` plays, with more: an update learns from two groups, one at each of
 two temperatures, the next ones are begun before the swap or after it, and a last group crosses the last swap.
-Ten swaps of groups of eleven are 209 episodes. Every id is scored by the learner in float32 under the version
-that it names, under the one before, and under a control adapter. ``--dtypes float32 bfloat16`` starts one
-server after the other. Rounding in bfloat16 is of the size of an update: the slope tells versions
-apart, if anything does.
+Ten swaps of groups of eleven are 209 episodes. The learner, in the server's dtype, scores every id under the
+version that it names, under the one before, and under a control adapter. ``--dtypes float32 bfloat16`` starts
+one server after the other. Rounding in bfloat16 is of the size of an update: the slope tells versions apart,
+if anything does.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def played(options: Namespace, folder: Path) -> tuple[Sampled, str]:
                 temperature=COLD,
                 learning_rate=3e-4,
                 lora=Lora(rank=8, alpha=16),
+                dtype=options.dtype,
                 max_staleness=1,
                 drop_equal=False,
                 folder=folder,

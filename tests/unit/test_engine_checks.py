@@ -99,6 +99,16 @@ def test_a_declared_low_precision_is_allowed_for_under_an_adapter() -> None:
     assert "adapter has no effect" in found.detail
 
 
+@pytest.mark.parametrize(("dtype", "status"), [("bfloat16", "note"), ("float32", "wrong")])
+def test_rounding_that_grows_with_an_adapter_is_no_other_adapter(dtype: str, status: str) -> None:
+    """Of a real server in bfloat16: 0.5 nats off where the adapter moves by 6, at 1.00 of the scale."""
+    move, rounding = 4 * MOVE, np.random.default_rng(5).normal(0.0, 0.6, SIZE)
+    found = judge_adapter(LEARNER + move + rounding, LEARNER, LEARNER + move, noise=0.045, dtype=dtype)
+    assert found.status == status
+    found = judge_adapter(LEARNER + 0.85 * move + rounding, LEARNER, LEARNER + move, noise=0.045, dtype=dtype)
+    assert found.status == "wrong"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "right"),
     [
