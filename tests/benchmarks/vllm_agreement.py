@@ -77,11 +77,12 @@ def report(dtype: str, sampled: Sampled) -> None:
     ):
         mean, high, most = _spread(sampled.engine_K - other_K)
         print(f"  {name:<24} mean {mean:.1e}  p99 {high:.1e}  max {most:.1e}")
-    noise = FLOAT32_NOISE if dtype == "float32" else LOW_PRECISION_NOISE
+    full = dtype == "float32"
+    noise = FLOAT32_NOISE if full else LOW_PRECISION_NOISE
     for version in range(1, int(sampled.version_K.max()) + 1):
         mine = sampled.version_K == version
         e, n, o = sampled.engine_K[mine], sampled.own_K[mine], sampled.previous_K[mine]
-        print(f"  version {version}: {slope_test(e, n, o, noise=noise)}")
+        print(f"  version {version}: {slope_test(e, n, o, noise=noise, both_float32=full)}")
 
 
 def _spread(off_K: NDArray[np.float64]) -> tuple[float, float, float]:
