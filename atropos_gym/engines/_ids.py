@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import ContextFull, EngineError
+
+if TYPE_CHECKING:
+    from atropos_gym.engines.base import SamplingParams
 
 __all__ = ["as_ids", "check_ids", "check_samplable", "room_left"]
 

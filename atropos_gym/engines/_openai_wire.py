@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atropos_gym.engines.base import SamplingParams
+from atropos_gym.engines.base import MASKS, SamplingParams
 from atropos_gym.errors import AnswerRefused, EngineError
 from atropos_gym.messages import Message, Reply, ToolCall
 
@@ -56,7 +56,7 @@ def chat_body(
                 f"chat completions have no {name} (got {value}): leave it out, or give it in extra_body= "
                 "where the provider takes it"
             )
-    for name in ("allowed_ids", "choices"):
+    for name in MASKS:
         if getattr(params, name) is not None:
             raise EngineError(f"chat completions know no ids, so {name} cannot be asked for; leave them out")
     body: dict[str, Any] = {

@@ -46,6 +46,7 @@ class VLLMReplica:
 
     Attributes:
         adapters: folders by name: what the server should have.
+        uncertain: names that it may have besides: whether they were loaded, or unloaded, it never said.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class VLLMReplica:
     ) -> None:
         self.endpoint = endpoint
         self.adapters: dict[str, Path] = {}
+        self.uncertain: set[str] = set()
         self._policy = policy
         self._timeout = timeout
         self._restart_timeout = restart_timeout
@@ -70,7 +72,6 @@ class VLLMReplica:
         self._breaks = 0  # connections that broke: another server may be there since
         self._compared = 0  # of them, those after which it was seen to be the same
         self._looking: asyncio.Task[None] | None = None
-        self._unanswered: set[tuple[str, Path]] = set()  # loads that may have been done
 
     @property
     def url(self) -> str:
@@ -171,27 +172,29 @@ class VLLMReplica:
         return {str(entry.get("id")): entry for entry in entries if isinstance(entry, dict)}
 
     async def load(self, name: str, folder: Path) -> None:
-        """Loads an adapter; one of that name is accepted only if an answer to loading it may have been lost.
+        """Loads an adapter; one of that name is accepted only if an answer to this request can be lost.
+
+        Without an answer the name is ``uncertain``: give the next try another one.
 
         Raises:
             EngineError: the server refused it; the message names the flag or setting to change.
             EngineUnreachable: no answer.
         """
+        self.uncertain.add(name)
         await self._load(name, folder)
         self.adapters[name] = folder
 
     async def _load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": str(folder)}  # never load_inplace: it would stick
         failed: list[Passing] = []
-        lost = (name, folder) in self._unanswered
-        self._unanswered.add((name, folder))
         answer = await self.ask("POST", "/v1/load_lora_adapter", body, keep=frozenset({500}), failed=failed)
-        self._unanswered.remove((name, folder))
+        taken = already_loaded(answer)
+        root = (await self.models()).get(name, {}).get("root") if taken else None
+        self.uncertain.discard(name)
         if answer.status == 200:
             return
-        if already_loaded(answer):
-            root = (await self.models()).get(name, {}).get("root")
-            if root == str(folder) and (lost or failed):
+        if taken:
+            if root == str(folder) and (failed or name in self.adapters):
                 return
             # From the same folder too: it may have held other weights then.
             raise EngineError(
@@ -208,14 +211,17 @@ class VLLMReplica:
         """
         async with self._restoring:  # else one under way could load it again
             self.adapters.pop(name, None)
+            self.uncertain.add(name)
             try:
                 answer = await self._ask_to_unload(name)
             except (Passing, TimeoutError, EngineUnreachable) as error:
                 if self.down:
+                    self.uncertain.discard(name)
                     return  # a server that is gone has forgotten it
                 raise EngineUnreachable(f"{self.url} did not unload adapter {name}: {error}") from error
         if answer.status not in (200, 404):
             raise EngineError(f"{self.url} did not unload adapter {name}: {answer.status} {answer.message}")
+        self.uncertain.discard(name)
 
     async def _ask_to_unload(self, name: str) -> Answer:
         path, body = "/v1/unload_lora_adapter", {"lora_name": name}
@@ -344,7 +350,7 @@ class VLLMReplica:
         if self._looking is not None:
             self._looking.cancel()
         try:
-            left = list(self.adapters)
+            left = list(self.adapters | dict.fromkeys(self.uncertain, Path()))
             while left and await self._leave(left[-1]):
                 left.pop()
             self._counters["left_loaded"] += len(left)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from atropos_gym.errors import ConfigError
+from atropos_gym.engines._ids import as_ids
+from atropos_gym.errors import ConfigError, EngineError
 from atropos_gym.findings import Finding
 from atropos_gym.tokenizers import Tokenizer
 
 __all__ = [
+    "MASKS",
     "SERVERS",
     "Completion",
     "Engine",
@@ -31,6 +33,9 @@ __all__ = [
 
 #: Kinds of engine that are servers of their own, and the variable that holds the key of one.
 SERVERS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
+
+#: Fields of ``SamplingParams`` that mask ids: a learner's plain softmax is over all of them.
+MASKS = ("allowed_ids", "choices")
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -106,19 +111,22 @@ class SamplingParams:
             self._check_choices(self.choices)
 
     def _check_choices(self, choices: tuple[tuple[int, ...], ...]) -> None:
-        if not choices or not all(choices):
-            raise ConfigError("choices must hold at least one reply, and each of them an id; or be None")
-        if any(isinstance(choice, str) for choice in choices):
+        try:
+            replies = tuple(map(as_ids, choices))
+        except (TypeError, EngineError) as error:
             raise ConfigError(
-                f"choices are ids, got {choices!r:.60}: ChatRenderer.say(text) gives a text's ids"
-            )
+                f"choices are replies, each as its ids, got {choices!r:.60}: ChatRenderer.say(text) gives a "
+                "text's ids"
+            ) from error
+        if not replies or not all(replies):
+            raise ConfigError("choices must hold at least one reply, and each of them an id; or be None")
         for name, off in (("allowed_ids", None), ("min_tokens", 0)):
             if getattr(self, name) != off:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} and choices exclude each other: choices say already which "
                     "ids can be sampled and how many"
                 )
-        object.__setattr__(self, "choices", tuple(dict.fromkeys(map(tuple, choices))))
+        object.__setattr__(self, "choices", tuple(dict.fromkeys(replies)))
 
     def with_(self, **changes: Any) -> SamplingParams:
         """Returns a copy with some fields changed."""
@@ -147,7 +155,7 @@ def sampling_trainable(params: SamplingParams) -> Literal[True] | str:
             return f"{name}={getattr(params, name)}"
     if params.top_k > 0:
         return f"top_k={params.top_k}"
-    for name in ("allowed_ids", "choices"):
+    for name in MASKS:
         if getattr(params, name) is not None:
             return name
     return True

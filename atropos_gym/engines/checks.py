@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from atropos_gym.engines._agreement import Agreement, Logprobs, judge_adapter, judge_agreement
-from atropos_gym.engines.base import Completion, Engine, Reference, SamplingParams
+from atropos_gym.engines.base import MASKS, Completion, Engine, Reference, SamplingParams
 from atropos_gym.errors import EngineError
 from atropos_gym.findings import Finding
 
@@ -77,7 +77,7 @@ def sampling_findings(params: SamplingParams) -> list[Finding]:
         if not off:
             detail = f"{name}={value} cuts or bends the distribution that the learner computes"
             found.append(Finding("sampling", "wrong", detail, f"set {name}={right}"))
-    for name in ("allowed_ids", "choices"):
+    for name in MASKS:
         if getattr(params, name) is not None:
             detail = f"{name} masks ids that the learner counts"
             found.append(Finding("sampling", "wrong", detail, f"leave {name} out"))

@@ -7,6 +7,7 @@ may call at the same time. Text is never sent, and nothing is scored through the
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 from collections import Counter
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from atropos_gym.engines.launch import VLLMServer
 
 __all__ = ["VLLMEngine"]
+
+log = logging.getLogger(__name__)
 
 
 class VLLMEngine(ServesVersions):
@@ -153,7 +156,7 @@ class VLLMEngine(ServesVersions):
             self._thread.wait(self._start())
             served = self._thread.wait(ask_what_is_served(self._router.replicas, model))
             self.model, self.max_context = served.name, served.max_context
-            self._taken = served.adapters
+            self._taken = set(served.adapters)  # names that no adapter is given from now on
             self.tokenizer = find_tokenizer(tokenizer, served, model)
         except BaseException:
             self._thread.wait(self._disconnect())
@@ -347,7 +350,10 @@ class VLLMEngine(ServesVersions):
             await self._thread.run(self._load_everywhere(name, seen))
         except BaseException:
             self._names.pop(version, None)
-            await asyncio.to_thread(self._folders.remove, name)
+            if name in self._uncertain():  # the server may load it yet, and read its folder
+                self._taken.add(name)
+            else:
+                await asyncio.to_thread(self._folders.remove, name)
             raise
 
     def _check_adapter(self, folder: Path) -> None:
@@ -376,12 +382,26 @@ class VLLMEngine(ServesVersions):
 
     async def _unload(self, version: int) -> None:
         name = self._names.pop(version, None)
-        if name is not None:
-            await self._thread.run(self._unload_everywhere(name))
-            await asyncio.to_thread(self._folders.remove, name)
+        if name is None:
+            return
+        left = self._uncertain() - set(self._names.values())  # those are on their way to be served
+        await self._forget(name)
+        for other in sorted(left):
+            try:
+                await self._forget(other)
+            except EngineError as error:  # the next one that is unloaded tries again, then the close
+                log.warning("adapter %s may still be loaded: %s", other, error)
+
+    async def _forget(self, name: str) -> None:
+        await self._thread.run(self._unload_everywhere(name))
+        await asyncio.to_thread(self._folders.remove, name)
 
     async def _unload_everywhere(self, name: str) -> None:
         await asyncio.gather(*(replica.unload(name) for replica in self._router.replicas))
+
+    def _uncertain(self) -> set[str]:
+        """Names that some server may have, though nobody is served by them."""
+        return set().union(*(replica.uncertain for replica in self._router.replicas))
 
     # -- what is known ---------------------------------------------------------------------------------
 

@@ -178,9 +178,10 @@ class ChatRequest(Asking):
         content = first.get("content")
         if isinstance(content, list):
             return [{**first, "content": [*content, told]}, *self.messages[1:]]
-        if isinstance(content, str):
-            return [{**first, "content": f"{content}\n\n{told['text']}"}, *self.messages[1:]]
-        return self.messages
+        if isinstance(content, str | None):
+            text = f"{content}\n\n{told['text']}" if content else told["text"]
+            return [{**first, "content": text}, *self.messages[1:]]
+        return self.messages  # content that is refused where it is read
 
     @property
     def _forced(self) -> str | None:

@@ -74,7 +74,10 @@ class Run:
             UnequalStarts: a group's members began differently.
         """
         if await self._any_ready():
-            while self._player.pool.busy and len(self._ready) < self._most_ready:
+            # The pool may be busy with another run's: only tasks of this one can finish a group of its own.
+            while self._tasks and self._error is None and self._player.pool.busy:
+                if len(self._ready) >= self._most_ready:
+                    break
                 await asyncio.sleep(0)
         return [self._take() for _ in range(len(self._ready))]
 

@@ -16,6 +16,7 @@ from atropos_gym.errors import TemplateError
 from atropos_gym.messages import Message, Reply, ToolCall
 from atropos_gym.parsing import parse_tool_calls
 from atropos_gym.rendering import ChatRenderer
+from atropos_gym.rollout._echo import text_of
 from atropos_gym.tokenizers.control_text import well_formed
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "call_text",
     "check_calls",
     "joined",
+    "told_by_user",
     "with_plain_arguments",
 ]
 
@@ -78,7 +80,7 @@ class ToolForm:
         told = _TOLD.format(schemas="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if messages and messages[0]["role"] == "system":
             first = messages[0]
-            return [{**first, "content": f"{_text(first['content'])}\n\n{told}"}, *messages[1:]]
+            return [{**first, "content": f"{text_of(first['content'])}\n\n{told}"}, *messages[1:]]
         return [Message(role="system", content=told), *messages]
 
     def shown(self, tools: list[Any] | None) -> list[Any] | None:
@@ -92,7 +94,7 @@ class ToolForm:
             return message
         if self.native:
             return {**message, "tool_calls": list(map(with_plain_arguments, calls))}
-        texts = [_text(message.get("content") or ""), *map(call_text, calls)]
+        texts = [text_of(message.get("content")), *map(call_text, calls)]
         return Message(role="assistant", content="\n".join(filter(None, texts)))
 
     def raw_content(self, reply: Reply) -> str | None:
@@ -200,9 +202,21 @@ def joined(messages: Sequence[Message]) -> list[Message]:
         if last is None or not {last["role"], message["role"]} <= {"user", "tool"}:
             together.append(message)
         else:
-            told = f"{_text(last['content'])}\n\n{_text(message['content'])}"
+            told = f"{text_of(last['content'])}\n\n{text_of(message['content'])}"
             together[-1] = Message(role="user", content=told)
     return together
+
+
+def told_by_user(messages: Sequence[Message]) -> list[Message]:
+    """Returns messages in which the user says what the system does.
+
+    Some templates know a system at the beginning only, and some not even there.
+
+    Example:
+        >>> told_by_user([{"role": "system", "content": "be brief"}])
+        [{'role': 'user', 'content': 'be brief'}]
+    """
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
 
 
 def call_id(*place: int) -> str:
@@ -240,7 +254,3 @@ def call_text(call: Mapping[str, Any]) -> str:
 def _own_id(call: ToolCall, text: str) -> str | None:
     """Returns the id that the model itself gave a call."""
     return call.id if call.id and call.id in text else None
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)

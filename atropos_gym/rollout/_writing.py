@@ -13,7 +13,7 @@ from atropos_gym.errors import TemplateError
 from atropos_gym.messages import Message
 from atropos_gym.rendering import ChatRenderer
 from atropos_gym.rollout._echo import echo_of
-from atropos_gym.rollout._tools import ToolForm, joined
+from atropos_gym.rollout._tools import ToolForm, joined, told_by_user
 from atropos_gym.rollout._turns import Said, history_of
 
 __all__ = ["Writing"]
@@ -60,6 +60,17 @@ class Writing:
             TemplateError: the template takes it in no form.
         """
         heard = [self._read(message) for message in messages]
+        try:
+            return self._told(said, heard, tools)
+        except TemplateError:
+            if (of_user := told_by_user(heard)) == heard:
+                raise
+            return self._told(said, of_user, tools)
+
+    def _told(
+        self, said: Said, heard: list[Message], tools: list[Any] | None
+    ) -> tuple[list[Message], list[int], bool]:
+        """Does what ``following`` does, for messages in the roles that they have."""
         shown, history = self.form.shown(tools), history_of(said)
         for form in (heard, joined(heard)):
             try:
@@ -84,8 +95,11 @@ class Writing:
         """
         said = [self._read(message) for message in messages]
         yield self.form.opening(said, tools)
-        yield self.form.opening([self._read(message, as_said=False) for message in messages], tools)
-        yield self.form.opening(joined(said), tools)
+        plain = [self._read(message, as_said=False) for message in messages]
+        yield self.form.opening(plain, tools)
+        for form in (joined, _of_user):
+            yield self.form.opening(form(said), tools)
+            yield self.form.opening(form(plain), tools)
 
     def _prompt(
         self, forms: Iterable[list[Message]], tools: list[Any] | None
@@ -120,3 +134,8 @@ class Writing:
             if raw is not None and echo_of(own.message, own.reply, message):
                 return Message(role="assistant", content=raw)
         return self.form.written(cast(Message, plain))
+
+
+def _of_user(messages: list[Message]) -> list[Message]:
+    """Returns messages in which the user says all that is told later: also what the system does."""
+    return joined([*messages[:1], *told_by_user(messages[1:])])

@@ -332,7 +332,7 @@ async def _play_with_engine(
 
     async def player(numbers: Iterator[int]) -> None:
         for number in numbers:
-            seat = pool.take()
+            seat = await pool.seat()
             try:
                 episode = await play(seat, engine, plan_of(number))
             except BaseException:

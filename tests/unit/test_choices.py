@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from math import exp, fsum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,16 +156,24 @@ def test_choices_said_twice_count_once() -> None:
     assert params(((1, END), (1, END))) == params(((1, END),))
 
 
+def test_choices_may_be_rows_of_an_array() -> None:
+    assert params(np.array([[1, END], [2, END]])).choices == ((1, END), (2, END))
+    assert params([np.array([1, END]), [2, END]]).choices == ((1, END), (2, END))
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"choices": ()}, "choices must hold at least one reply"),
         ({"choices": ((1, END), ())}, "choices must hold at least one reply"),
-        ({"choices": ("hit", "stick")}, "choices are ids, got .*ChatRenderer.say"),
+        ({"choices": ("hit", "stick")}, "choices are replies, each as its ids, got .*ChatRenderer.say"),
+        ({"choices": (1, END)}, r"each as its ids, got \(1, 258\)"),
+        ({"choices": 1}, "each as its ids, got 1"),
+        ({"choices": ((1.5, END),)}, "each as its ids, got .*1.5"),
         ({"choices": ((END,),), "allowed_ids": (END,)}, "allowed_ids=.* and choices exclude each other"),
         ({"choices": ((END,),), "min_tokens": 1}, "min_tokens=1 and choices exclude each other"),
     ],
-    ids=["none", "empty", "texts", "allowed_ids", "min_tokens"],
+    ids=["none", "empty", "texts", "one reply", "an id", "fractions", "allowed_ids", "min_tokens"],
 )
 def test_parameters_that_cannot_work(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):

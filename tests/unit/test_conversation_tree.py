@@ -425,7 +425,11 @@ def test_who_said_nothing_is_known_by_it(message: Any) -> None:
     assert trained_ids(play(engine, loop)) == [[END, END]]
 
 
-@pytest.mark.parametrize("more", [[], [MORE]], ids=["results alone", "a user after them"])
+@pytest.mark.parametrize(
+    "more",
+    [[], [MORE], [{**MORE, "role": "system"}], [MORE, {**MORE, "role": "system"}]],
+    ids=["results alone", "a user after them", "the system after them", "both after them"],
+)
 @pytest.mark.parametrize("family", ["Gemma 3", "Mistral v3", "Llama 2", "Qwen3"])
 @pytest.mark.filterwarnings("ignore:the chat template")
 def test_several_results_and_who_speaks_after_them(family: str, more: list[Message]) -> None:

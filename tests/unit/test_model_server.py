@@ -260,6 +260,7 @@ def test_what_only_constrained_decoding_keeps_is_the_policys_to_learn(
         ([], "Answer with JSON alone"),
         ([{"role": "system", "content": "Be kind."}], "Be kind.\n\nAnswer with JSON alone"),
         ([{"role": "developer", "content": [{"type": "text", "text": "Kind."}]}], "Kind.\nAnswer with JSON"),
+        ([{"role": "system", "content": None}], "Answer with JSON alone"),
     ],
 )
 def test_the_schema_of_an_answer_is_told(first: list[Any], told: str) -> None:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from atropos_gym.engines.scripted import ScriptedEngine
 from atropos_gym.messages import Feedback, Message, Reply
 from atropos_gym.rollout._pace import STEPS, Pace
+from atropos_gym.rollout._schedule import Run
+from atropos_gym.rollout.accounting import Accounting
 from atropos_gym.rollout.collector import GroupCollector
+from atropos_gym.rollout.evaluation import aevaluate
 from tests.tools.text_tasks import Guess
 
 
@@ -132,6 +136,27 @@ def test_a_collector_steps_a_few_environments_at_a_time() -> None:
     assert max(steps.values()) <= 2 * STEPS
 
 
+def test_an_evaluation_makes_a_few_environments_at_a_time() -> None:
+    now: list[Turns] = []
+    made: Counter[int] = Counter()
+
+    class Counted(Guess):
+        def __init__(self, **keywords: Any) -> None:
+            super().__init__(**keywords)
+            made[now[0].now] += 1
+
+    engine = ScriptedEngine(lambda prompt, params, number: [*b"x", 258])
+
+    async def play() -> None:
+        now.append(Turns())
+        await aevaluate(Counted, engine, 100, seed=1, concurrency=50)
+        now[0].stop()
+
+    asyncio.run(play())
+    assert made.total() >= 10
+    assert max(made.values()) <= 2 * STEPS
+
+
 def test_what_is_finished_by_answers_that_came_together_is_handed_over_together() -> None:
     answered: list[asyncio.Event] = []
 
@@ -154,3 +179,40 @@ def test_what_is_finished_by_answers_that_came_together_is_handed_over_together(
 
     assert asyncio.run(asyncio.wait_for(play(), 60)) == [8, 8, 8]
     collector.close()
+
+
+def test_a_burst_does_not_wait_for_what_another_run_of_the_collector_does() -> None:
+    """One run has all it wanted, another one an error: what goes on in the pool is not theirs."""
+
+    class Player:
+        group_size = 1
+
+        def __init__(self) -> None:
+            self.accounting = Accounting()
+            self.pool = self
+            self.seen = asyncio.Event()
+
+        @property
+        def busy(self) -> bool:
+            self.seen.set()
+            return True  # somebody else always steps an environment
+
+        async def play(self, number: int, *others: Any) -> Any:
+            if number == 1:
+                await self.seen.wait()
+                raise ValueError("this one")
+            if number > 1:
+                await asyncio.Event().wait()
+            return SimpleNamespace(number=number)
+
+    async def play() -> None:
+        run = Run(cast(Any, Player()), concurrency=8, first_number=0, limit=1)
+        assert [group.number for group in await run.burst()] == [0]
+        assert await run.burst() == []
+        run = Run(cast(Any, Player()), concurrency=8, first_number=0)
+        assert [group.number for group in await run.burst()] == [0]
+        with pytest.raises(ValueError, match="this one"):
+            await run.burst()
+        await run.close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -631,22 +632,63 @@ def test_what_another_process_loads_meanwhile_is_not_taken_for_ours(adapter: Ada
         assert engine.newest == 0
 
 
-def test_a_load_whose_answer_never_came_is_ours_when_it_is_tried_again(adapter: Adapter) -> None:
-    fake = FakeVLLM()
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_load_whose_answer_never_came_is_tried_again_under_another_name(
+    adapter: Adapter, tmp_path: Path, shared: bool
+) -> None:
+    """What it may have loaded is unloaded with the next version that is; until then its folder stays."""
+    fake, copies = FakeVLLM(), tmp_path / "shared"
     original = fake._load
 
     async def load(body: dict[str, Any]) -> Any:
         await original(body)
         return 503, "the proxy lost it"
 
-    folder = adapter(1)
-    with fake.engine(retries=0) as engine:
+    folder, options = adapter(1), {"adapter_dir": copies} if shared else {}
+    with fake.engine(retries=0, **options) as engine:
         fake._load = load  # type: ignore[method-assign]
         with pytest.raises(EngineUnreachable):
             run(engine.publish(1, folder))
         fake._load = original  # type: ignore[method-assign]
         run(engine.publish(1, folder))
-        assert engine.newest == 1 and list(fake.adapters) == ["r0-v1"]
+        run(sample(engine))
+        used = fake.asked()[-1]["model"]
+        assert engine.newest == 1 and used.startswith("r0-v1-") and [*fake.adapters] == ["r0-v1", used]
+        assert all(Path(loaded.root).is_dir() for loaded in fake.adapters.values())
+        run(engine.publish(2, adapter(2)))
+        fake.inject("500", path="/v1/unload")  # of version 1, whose folder stays too
+        with pytest.raises(EngineUnreachable):
+            run(engine.retire(1))
+        assert [*fake.adapters] == ["r0-v1", used, "r0-v2"]
+        run(engine.publish(3, adapter(3)))
+        run(engine.retire(2))
+        assert [*fake.adapters] == ["r0-v3"]
+        assert not shared or [str(copy) for copy in copies.iterdir()] == [fake.adapters["r0-v3"].root]
+
+
+def test_a_load_in_doubt_ends_with_the_engine(adapter: Adapter, tmp_path: Path) -> None:
+    """The server loads it, and nobody waits any more for its answer."""
+    fake, copies, loads = FakeVLLM(), tmp_path / "shared", threading.Event()
+    original = fake._load
+
+    async def load(body: dict[str, Any]) -> Any:
+        await original(body)
+        loads.set()
+        await asyncio.Event().wait()
+
+    async def give_up(engine: VLLMEngine) -> None:
+        publishing = asyncio.create_task(engine.publish(1, adapter(1)))
+        assert await asyncio.to_thread(loads.wait, 60)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+
+    with fake.engine(adapter_dir=copies) as engine:
+        fake._load = load  # type: ignore[method-assign]
+        run(give_up(engine))
+        [loaded] = fake.adapters.values()
+        assert Path(loaded.root).is_dir()
+    assert fake.adapters == {} and list(copies.iterdir()) == []
 
 
 def test_a_refused_publish_leaves_nothing_behind(adapter: Adapter, tmp_path: Path) -> None:
