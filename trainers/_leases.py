@@ -15,7 +15,7 @@ from typing import Any
 from atropos_gym.errors import ServerError
 from atropos_gym.trainers._parts import save_whole
 
-__all__ = ["OVER", "Leases", "settle"]
+__all__ = ["OVER", "Leases", "server_of", "settle"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Leases:
     Args:
         file: where they are written down until the run is finished; None keeps them in memory alone.
         run: whose they are.
+        server: who has leased them, without a token.
 
     Example:
         >>> leases = Leases(None, "run-1")
@@ -37,9 +38,10 @@ class Leases:
         ['b-7']
     """
 
-    def __init__(self, file: Path | None, run: str) -> None:
+    def __init__(self, file: Path | None, run: str, server: str = "") -> None:
         self._file = file
         self._run = run
+        self._server = server
         self._updates: dict[str, int] = {}
         self._save()
 
@@ -64,8 +66,15 @@ class Leases:
     def _save(self) -> None:
         if self._file is None:
             return
-        text = json.dumps({"run": self._run, "updates": self._updates}) + "\n"
+        text = json.dumps({"run": self._run, "server": self._server, "updates": self._updates}) + "\n"
         save_whole(lambda path: path.write_text(text, encoding="utf-8"), self._file)
+
+
+def server_of(file: Path) -> str | None:
+    """The server of the run that has left this file; None where there is no file."""
+    if not file.is_file():
+        return None
+    return str(json.loads(file.read_text(encoding="utf-8")).get("server", ""))
 
 
 def settle(client: Any, file: Path, learned: int) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class Parts:
         noise: root mean square of engine minus learner, once measured.
         watch: over the engine's swaps.
         registered_at: the server whose trainer this learner is.
+        server_ended: says whether the server, a child of this process, has ended; None where it is no child.
         sync: runs the engine's coroutines.
     """
 
@@ -59,6 +60,7 @@ class Parts:
     noise: float | None = None
     watch: SwapWatch | None = None
     registered_at: str | None = None
+    server_ended: Callable[[], bool] | None = None
     sync: Sync = field(default_factory=Sync)
 
 

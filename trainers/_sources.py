@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atropos_gym.batch_server.client import BatchClient
+from atropos_gym.batch_server.client import Batch, BatchClient, without_token
 from atropos_gym.engines.base import SamplingParams
 from atropos_gym.errors import ServerError
 from atropos_gym.rollout.collector import GroupCollector
-from atropos_gym.trainers._leases import OVER, Leases, settle
+from atropos_gym.trainers._leases import OVER, Leases, server_of, settle
+from atropos_gym.trainers._waiting import SERVER_SECONDS, Waiting
 from atropos_gym.wire import ScoredDataGroup
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds that one request for a batch waits at the server.
 WAIT_SECONDS = 20.0
-
-#: Seconds that a learner waits for a server that is away, such as one whose machine is started anew.
-SERVER_SECONDS = 600.0
 
 #: Seconds for one try to extend a lease; there are more before it ends.
 EXTEND_SECONDS = 10.0
@@ -153,6 +152,10 @@ class ServerSource:
         announcement: what each post to ``/policy`` says besides version and adapter.
         leases: batches that are leased and not yet acknowledged.
         checkpointing: acknowledge only what a checkpoint on disk contains.
+
+    Attributes:
+        lost: batches that were learned from, whose lease was over before they could be acknowledged.
+        repeated: groups that came again although they were learned from, and were not learned from twice.
     """
 
     def __init__(
@@ -173,40 +176,74 @@ class ServerSource:
         self._announcement = announcement
         self._checkpointing = checkpointing
         self._leases = leases
+        self._used: dict[str, frozenset[str]] = {}  # names of the groups under each open lease
+        self.lost = 0
+        self.repeated = 0
         self._lock = threading.Lock()
+        self._quick = self._hasty(min(EXTEND_SECONDS, lease_seconds / 3))
         self._stop = threading.Event()
         self._extender = threading.Thread(target=self._keep_leases, name="leases", daemon=True)
         self._extender.start()
 
     def next(self, update: int) -> list[ScoredDataGroup]:
-        """Waits for exactly one update's groups and leases them."""
+        """Waits for exactly one update's groups and leases them.
+
+        A server that was away may have let leases run out that are still being worked under, so they are
+        extended first. What comes again nevertheless is left out: an update may have fewer groups then.
+        """
         while True:
+            self.extend()
             batch = self._client.batch(
                 groups=self._groups,
                 wait_seconds=WAIT_SECONDS,
                 lease_seconds=self._lease_seconds,
             )
-            if batch is not None:
-                with self._lock:
-                    self._leases.add(str(batch.batch_id), update)
-                return list(batch.groups)
+            if batch is not None and (groups := self._taken(batch, update)):
+                return groups
+
+    def _taken(self, batch: Batch, update: int) -> list[ScoredDataGroup]:
+        """Notes a batch as leased; returns its groups but those that this learner has learned from."""
+        batch_id, names = str(batch.batch_id), frozenset(batch.group_ids)
+        with self._lock:
+            used = names.intersection(chain.from_iterable(self._used.values()))
+            # A batch of such groups alone needs no learning: it is acknowledged with what was learned before.
+            self._leases.add(batch_id, update - 1 if names and names == used else update)
+            for other, theirs in list(self._used.items()):
+                if theirs and theirs <= names:  # this lease has taken the other's place
+                    self._forget(other)
+            self._used[batch_id] = names
+        if not used:
+            return list(batch.groups)
+        self.repeated += len(used)
+        log.warning(
+            "%d groups of batch %s were learned from under a lease that ran out: left out (%d so far)",
+            len(used),
+            batch_id,
+            self.repeated,
+        )
+        return [group for group, name in zip(batch.groups, batch.group_ids, strict=True) if name not in used]
 
     def moved_on(self) -> None:
         """Does nothing: the server keeps the position."""
 
     def done(self, *, durable: bool) -> None:
-        """Acknowledges every batch that the state on disk contains."""
+        """Acknowledges every batch that the state on disk contains; a lease that is over is counted."""
         if self._checkpointing and not durable:
             return
         for batch_id in self._open():
-            self._client.ack(batch_id)
+            try:
+                self._client.ack(batch_id)
+            except ServerError as error:
+                if error.status not in OVER:
+                    raise
+                self.lost += 1
+                log.warning("batch %s was learned from, yet %s (%d so far)", batch_id, error, self.lost)
             self._over(batch_id)
 
     def give_back(self) -> None:
-        """Puts the last batch back to the head of the queue."""
+        """Puts the last batch back to the head of the queue, unless it went back by itself."""
         for batch_id in self._open()[-1:]:
-            self._client.nack(batch_id, reason="the learner stopped before this update")
-            self._over(batch_id)
+            self._nack(self._client, batch_id, reason="the learner stopped before this update")
 
     def announce(self, version: int, adapter: Path | None) -> None:
         """Posts the version; services load it and confirm."""
@@ -226,7 +263,7 @@ class ServerSource:
     def close(self, *, finished: bool) -> None:
         """Stops extending; gives back what is neither learned nor durable; ends the run if it is finished."""
         self._stop.set()
-        self._extender.join()
+        self._extender.join(GOODBYE_SECONDS)  # it may wait for a server that hangs, and ends by itself
         with self._client:
             if left := self._open():
                 self._give_back_soon(left)
@@ -239,21 +276,43 @@ class ServerSource:
         with self._hasty(GOODBYE_SECONDS) as client:
             try:
                 for batch_id in batch_ids:
-                    client.nack(batch_id, reason="the learner stopped")
-                    self._over(batch_id)
+                    self._nack(client, batch_id, reason="the learner stopped")
             except ServerError as error:
                 log.warning("could not give %d batches back: %s", len(batch_ids), error)
 
+    def _nack(self, client: BatchClient, batch_id: str, reason: str) -> None:
+        try:
+            client.nack(batch_id, reason=reason)
+        except ServerError as error:
+            if error.status not in OVER:
+                raise
+            log.info("batch %s was over: %s", batch_id, error)
+        self._over(batch_id)
+
     def _keep_leases(self) -> None:
-        """Extends all open leases until the source is closed; a lost lease shows at its ack."""
-        with self._hasty(min(EXTEND_SECONDS, self._lease_seconds / 3)) as client:
+        """Extends all open leases until the source is closed."""
+        away = False
+        with self._quick:  # nobody uses it after the stop
             while not self._stop.wait(self._lease_seconds / 3):
-                for batch_id in self._open():
-                    try:
-                        client.extend(batch_id, self._lease_seconds)
-                    except ServerError as error:
-                        if error.status not in OVER:  # acknowledged meanwhile, or another learner has it
-                            log.warning("batch %s was not extended, trying again: %s", batch_id, error)
+                error = self.extend()
+                if error is not None and not away:
+                    log.warning("leases are not extended, trying again: %s", error)
+                away = error is not None
+
+    def extend(self) -> ServerError | None:
+        """Extends all open leases, up to the first try without an answer, which is returned.
+
+        One that is over is left to its ack: acknowledged meanwhile, or somebody else has the batch.
+        """
+        for batch_id in self._open():
+            if self._stop.is_set():
+                break
+            try:
+                self._quick.extend(batch_id, self._lease_seconds)
+            except ServerError as error:
+                if error.status not in OVER:
+                    return error
+        return None
 
     def _hasty(self, timeout: float) -> BatchClient:
         """A client that tries once: whoever uses it goes on without an answer."""
@@ -265,7 +324,11 @@ class ServerSource:
 
     def _over(self, batch_id: str) -> None:
         with self._lock:
-            self._leases.remove(batch_id)
+            self._forget(batch_id)
+
+    def _forget(self, batch_id: str) -> None:
+        self._leases.remove(batch_id)
+        self._used.pop(batch_id, None)
 
 
 def open_local(model: GRPO) -> LocalSource:
@@ -303,13 +366,18 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
     assert model.server is not None
     if model._run_over:  # the server has closed that run: whoever goes on is another one
         model._new_run()
-    leases = model.run_folder / "leases.json"
-    again = model._n_updates > 0 or model._parts.registered_at == model.server or leases.is_file()
-    client = BatchClient(model.server, retry_seconds=SERVER_SECONDS)
+    leases, server = model.run_folder / "leases.json", without_token(model.server)
+    left_at = server_of(leases)
+    # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago; but a
+    # server that the run was not at has another trainer.
+    goes_on = model._n_updates > 0 if left_at is None else left_at == server
+    waiting = Waiting(server, model._parts.server_ended)
+    client = BatchClient(model.server, retry_seconds=SERVER_SECONDS, again=waiting)
     try:
-        client.register(
-            # Whoever goes on with a run takes it over, also from a predecessor that was killed a moment ago.
-            takeover=again,
+        client.trainer_id = _register(
+            model,
+            waiting,
+            takeover=goes_on or model._parts.registered_at == model.server,
             wandb_group=model.run,
             wandb_project="atropos-gym",
             batch_size=model.groups_per_update * model.group_size,
@@ -336,9 +404,10 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
             "base_model": model.model_name,
             "tokenizer_fingerprint": model.tokenizer.fingerprint,
         },
-        leases=Leases(None if model.checkpoint_every is None else leases, model.run),
+        leases=Leases(None if model.checkpoint_every is None else leases, model.run, server),
         checkpointing=model.checkpoint_every is not None,
     )
+    waiting.first = source.extend
     try:
         published = client.policy().version
         if published is not None or model.version > 0:
@@ -348,3 +417,11 @@ def open_server(model: GRPO, updates: int | None) -> ServerSource:
         source.close(finished=False)
         raise
     return source
+
+
+def _register(model: GRPO, waiting: Waiting, **fields: Any) -> str | None:
+    """Registers as the trainer; returns its id. A server that is away at the start is mostly a mistake."""
+    assert model.server is not None
+    with BatchClient(model.server, again=waiting) as client:
+        client.register(**fields)
+        return client.trainer_id

@@ -28,12 +28,13 @@ from atropos_gym.batch_server.spool import Spool
 from atropos_gym.errors import ConfigError, ServerError
 from atropos_gym.wire import ScoredDataGroup
 
-__all__ = ["Answer", "Exchange", "Exchanges", "Step"]
+__all__ = ["Again", "Answer", "Exchange", "Exchanges", "Step"]
 
 T = TypeVar("T")
 
 Step = dict[str, Any] | float
 Answer = httpx.Response | httpx.TransportError
+Again = Callable[[ServerError, int, float], None]
 Exchange = Generator[Step, Answer | None, T]
 
 FIRST_PAUSE = 0.1
@@ -54,6 +55,7 @@ class Exchanges:
         longest_pause: float,
         spool: str | Path | Spool | None,
         clock: Callable[[], float],
+        again: Again | None = None,
     ) -> None:
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
@@ -71,6 +73,7 @@ class Exchanges:
         self._retry_seconds = retry_seconds
         self._longest_pause = longest_pause
         self._clock = clock
+        self._again = again
         self._packed = False  # whether the server reads msgpack: it says so in its answers to environments
         # Replies are not compressed: on one machine that costs more than it saves.
         self._options: dict[str, Any] = {
@@ -82,7 +85,7 @@ class Exchanges:
 
     def _asking(self, call: Call[T]) -> Exchange[T]:
         """One request, again and again until it is answered."""
-        attempts = _Attempts(self.url, self._retry_seconds, self._longest_pause)
+        attempts = _Attempts(self.url, self._retry_seconds, self._longest_pause, self._clock)
         while True:
             if call.doubt is not None:
                 call.doubt.begin(self._clock())
@@ -94,6 +97,8 @@ class Exchanges:
             if not fails and isinstance(answer, httpx.Response):
                 return call.result(answer)
             yield attempts.pause(answer)
+            if self._again is not None:
+                self._again(attempts.error(answer), attempts.failed, attempts.waited)
 
     def _posting(self, groups: Sequence[ScoredDataGroup], *, alone: bool = False) -> Exchange[list[str]]:
         """All requests that bring groups to the server, and those that were left before."""
@@ -143,27 +148,44 @@ class Exchanges:
 
 
 class _Attempts:
-    """Decides after each failed try whether and when there is another one."""
+    """Decides after each failed try whether and when there is another one.
 
-    def __init__(self, url: str, retry_seconds: float | None, longest_pause: float) -> None:
+    Attributes:
+        failed: how many tries have failed.
+        waited: seconds from the first failure to the end of the last pause; a try that hangs counts too.
+    """
+
+    def __init__(
+        self, url: str, retry_seconds: float | None, longest_pause: float, clock: Callable[[], float]
+    ) -> None:
         self._url = url
         self._retry_seconds = retry_seconds
         self._longest_pause = longest_pause
-        self._waited = 0.0
-        self._pause = min(FIRST_PAUSE, longest_pause)
+        self._clock = clock
+        self._next_pause = min(FIRST_PAUSE, longest_pause)
+        self._paused = 0.0  # after the failure before
+        self._failed_at = 0.0
+        self.failed = 0
+        self.waited = 0.0
 
     def pause(self, failure: Answer) -> float:
         """Seconds until the next try; raises ``ServerError`` where there has been enough of it."""
-        seconds = self._pause * random.uniform(0.5, 1.0)
-        self._pause = min(2 * self._pause, self._longest_pause)
+        now = self._clock()
+        if self.failed:
+            self.waited += max(0.0, now - self._failed_at - self._paused)
+        self.failed, self._failed_at = self.failed + 1, now
+        seconds = self._next_pause * random.uniform(0.5, 1.0)
+        self._next_pause = min(2 * self._next_pause, self._longest_pause)
         if isinstance(failure, httpx.Response) and failure.headers.get("retry-after", "").isdigit():
             seconds = float(failure.headers["retry-after"])
-        self._waited += seconds
-        if self._retry_seconds is not None and self._waited > self._retry_seconds:
-            raise self._error(failure)
+        self._paused = seconds
+        self.waited += seconds
+        if self._retry_seconds is not None and self.waited > self._retry_seconds:
+            raise self.error(failure)
         return seconds
 
-    def _error(self, failure: Answer) -> ServerError:
+    def error(self, failure: Answer) -> ServerError:
+        """What a failure is, in words."""
         if isinstance(failure, httpx.Response):
             message = f"batch server at {self._url} fails: {failure.status_code} {failure.text[:200]}"
             return ServerError(message, status=failure.status_code)

@@ -17,7 +17,7 @@ import httpx
 
 from atropos_gym.batch_server import _calls as calls
 from atropos_gym.batch_server._calls import Batch, Call
-from atropos_gym.batch_server._exchange import Answer, Exchange, Exchanges
+from atropos_gym.batch_server._exchange import Again, Answer, Exchange, Exchanges
 from atropos_gym.batch_server.hosts import without_token
 from atropos_gym.batch_server.spool import Spool
 from atropos_gym.wire import Policy, ScoredDataGroup
@@ -37,13 +37,16 @@ class BatchClient(Exchanges):
         token: opens the server where it asks for one; by default the one in the URL, else what the
             environment's variable ``ATROPOS_GYM_TOKEN`` says.
         timeout: seconds until an answer must have come, besides what the server may hold the request for.
-        retry_seconds: how long to try again in all where there is no answer or a 5xx; None is for ever.
+        retry_seconds: how long to try again, from the first failure, where there is no answer or a 5xx; None
+            is for ever.
         longest_pause: between two tries, unless the server says how long (``Retry-After``).
         spool: folder, or :class:`Spool`, in which groups lie until the server has them: what this process
             could not post, the next one with the same folder posts first. None keeps nothing.
         transport: another way to reach it, such as ``httpx.MockTransport``.
         sleep: how to pause.
         clock: Unix seconds.
+        again: called before each further try, with why there is one, how many have failed, and the seconds
+            since the first did; what it raises ends the tries.
 
     Attributes:
         url: where the server is, without a token.
@@ -67,8 +70,9 @@ class BatchClient(Exchanges):
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
+        again: Again | None = None,
     ) -> None:
-        super().__init__(url, token, timeout, retry_seconds, longest_pause, spool, clock)
+        super().__init__(url, token, timeout, retry_seconds, longest_pause, spool, clock, again)
         self._http = httpx.Client(transport=transport, **self._options)
         self._sleep = sleep
 

@@ -280,6 +280,10 @@ class ServerProcess:
             )
         self.url = line.removeprefix(READY).strip()
 
+    def ended(self) -> bool:
+        """Whether the process has ended: nobody starts it again."""
+        return self._process.poll() is not None
+
     def stop(self, timeout: float = 5.0) -> None:
         """Stops the server and waits for its end; more than once is no mistake."""
         self._process.terminate()

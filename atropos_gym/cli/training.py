@@ -124,7 +124,7 @@ class Training:
             update = parts.enter_context(self.show.bar("GRPO", config.updates))
             if config.own_server:
                 server = parts.enter_context(ServerProcess(tokenizer=model.tokenizer.name))
-                model.server = server.url
+                model.server, model._parts.server_ended = server.url, server.ended
                 parts.enter_context(self._service(server.url))
             elif config.server is not None:
                 model.server = config.server

@@ -77,8 +77,10 @@ def test_names_of_another_learners_leases_are_left_alone(file: Path) -> None:
 def test_nothing_was_left(tmp_path: Path) -> None:
     file = tmp_path / "leases.json"
     settle(client := Client(), file, learned=4)
-    leases = Leases(file, "r")
-    assert json.loads(file.read_text()) == {"run": "r", "updates": {}}, "whoever goes on takes over"
+    leases = Leases(file, "r", "s")
+    assert json.loads(file.read_text()) == {"run": "r", "server": "s", "updates": {}}, (
+        "whoever goes on takes over"
+    )
     settle(client, file, learned=4)
     assert client.told == []
     leases.finish()

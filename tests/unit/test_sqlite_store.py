@@ -33,6 +33,7 @@ from store_tools import (
     add,
     add_env,
     crash,
+    leased,
     names,
     publish,
     readable,
@@ -140,6 +141,27 @@ def test_what_was_read_or_reset_leaves_the_file(store: SqliteStore, tmp_path: Pa
     assert last.status()["queue_size"] == 0 and not last.registered
     assert add(last) == "g-5"
     last.close()
+
+
+def test_the_time_without_a_server_counts_against_no_lease(store: SqliteStore, tmp_path: Path) -> None:
+    store.register(registration(4), NOW, takeover=True)
+    for _ in range(3):
+        add(store)
+    short, long = leased(store, seconds=60), leased(store, seconds=5000)
+    ended = leased(store, seconds=30)
+    store.tick(NOW + 30)
+    saved(store)
+    away = NOW + 1000
+    with crash(store, tmp_path / "copy.sqlite", now=away) as again:
+        again.tick(away + 59)
+        find = again._stock.leases.find
+        assert [find(one.batch_id).expires_at for one in (short, long)] == [away + 60, away + 5000]
+        assert find(ended.batch_id).state == "expired"
+        again.extend(short.batch_id, 60, away + 59)
+        again.tick(away + 100)
+        assert names(leased(again, now=away + 100)) == ["g-3"], "the others are still at work"
+        again.tick(away + 119)
+        assert again.status()["queue_size"] == 1
 
 
 def test_answers_are_given_again_after_a_crash(store: SqliteStore, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 There is one set of rules, the memory store's. This class only writes down what they changed, and puts it back
 together at the start. What is known of a group is always in memory; its ids are there only up to a limit, and
-the rest is read from the file when it goes out.
+the rest is read from the file when it goes out. The time without a server counts against no lease: when the
+file is opened, each open one gets its whole time again.
 """
 
 from __future__ import annotations
@@ -248,6 +249,7 @@ class SqliteStore(MemoryStore):
         self._marks.clear()  # all of this came from the file
         for lease in self._stock.leases.unread:
             self._stock.put_back(lease)
+        self._stock.leases.renew(now)
         return self._summary(buffered=len(groups))
 
     def _found(self, group: StoredGroup) -> StoredGroup:
