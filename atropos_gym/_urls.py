@@ -8,6 +8,10 @@ from functools import lru_cache
 
 __all__ = ["is_loopback", "without_token"]
 
+#: What stands before a host. The second way is a password with a slash, which makes no URL but is a secret:
+#: behind the colon is no port.
+_USER = re.compile(r"//(?:[^/?#]*|(?!\[)[^/?#@:]*:(?!\d*(?:[/?#,]|$))(?:(?!,\w+://).)*)@")
+
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
@@ -32,4 +36,4 @@ def without_token(url: str) -> str:
     >>> without_token("vllm:http://x:TOKEN@one:8000,http://x:TOKEN@two:8000")
     'vllm:http://one:8000,http://two:8000'
     """
-    return re.sub(r"//[^/?#]*@", "//", url).rstrip("/")
+    return _USER.sub("//", url).rstrip("/")

@@ -392,12 +392,14 @@ class LMAlgorithm(BaseAlgorithm):  # type: ignore[misc]
         """Saves settings, adapter, optimizer, random states and position; a tiny policy's base too.
 
         A save amid a batch (a callback's) is that of the batch's beginning: it is collected again. Keys and
-        passwords of the engine are left out: whoever loads it has them in variables, or says them again.
+        passwords of engine and environments are left out: whoever loads it has them in variables, or says
+        them again with ``engine_spec=``, ``engine_kwargs=`` and ``env_kwargs=``.
         """
-        kept = {name: getattr(self, name) for name in ("num_timesteps", "engine_spec", "engine_kwargs")}
+        secretive = ("engine_spec", "engine_kwargs", "env_kwargs")
+        kept = {name: getattr(self, name) for name in ("num_timesteps", *secretive)}
         self.num_timesteps = self._settled_timesteps
-        self.engine_spec = without_secrets(self.engine_spec)
-        self.engine_kwargs = without_secrets(self.engine_kwargs)
+        for name in secretive:
+            setattr(self, name, without_secrets(kept[name]))
         try:
             super().save(path, exclude, include)
         finally:

@@ -207,7 +207,8 @@ def parse(words: Sequence[str]) -> Command | None:
                 f"--resume takes its settings from {spoken.resume}/config.yaml; leave out {', '.join(wrong)}"
             )
         given = frozenset(flags)
-        return Command("train", resolve("train", flags), spoken.dry_run, spoken.resume, given)
+        said = resolve("train", flags, main_job=False)
+        return Command("train", said, spoken.dry_run, spoken.resume, given)
     config = resolve(spoken.verb, flags, spoken.config)
     return Command(
         spoken.verb,

@@ -36,12 +36,12 @@ VERBS = {
 }
 
 
-#: What is never written down: tokens, and secrets in URLs and in what an engine is told.
+#: What is never written down: tokens, and secrets in URLs and in what an engine or an environment is told.
 TOKENS = ("token", "env_token")
-HIDING = ("server", "to", "engine", "engine_args")
+HIDING = ("server", "to", "engine", "engine_args", "env_args")
 
 #: What may be said again of a run that goes on: it may have held secrets.
-AGAIN = ("server", "engine", "engine_args")
+AGAIN = ("server", "engine", "engine_args", "env_args")
 
 
 def _setting(
@@ -449,13 +449,16 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Config:
+def resolve(
+    verb: str, flags: Mapping[str, Any], file: Path | None = None, *, main_job: bool = True
+) -> Config:
     """Merges flags over file over defaults (the main job's where it applies).
 
     Args:
         verb: the verb that will read the configuration.
         flags: the fields given as flags; ``env_args`` and ``engine_args`` add to what file or preset say.
         file: ``--config``.
+        main_job: whether the main job's values may replace defaults.
 
     Raises:
         ConfigError: a value out of range; the message names field, value and where it came from.
@@ -466,7 +469,8 @@ def resolve(verb: str, flags: Mapping[str, Any], file: Path | None = None) -> Co
         >>> resolve("train", {"env": "atropos/Taxi-v0"}).groups_per_update
         8
     """
-    preset = verb == "train" and file is None and "env" not in flags and "policy" not in flags
+    named = file is not None or "env" in flags or "policy" in flags
+    preset = main_job and verb == "train" and not named
     values = dict(MAIN_JOB) if preset else {}
     from_file = load_yaml(file) if file is not None else {}
     values |= from_file

@@ -36,6 +36,7 @@ def open_learner(folder: RunFolder) -> GRPO:
     model = GRPO.load(
         checkpoint,
         env=find_env(config.env),
+        env_kwargs=config.env_kwargs,
         folder=folder.path,
         engine_spec=config.engine,
         engine_kwargs=config.engine_kwargs,
