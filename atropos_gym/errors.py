@@ -123,7 +123,11 @@ class GroupRefused(ServerError):
 
 
 class PostUnsure(GroupRefused):
-    """A post was unanswered for so long that its server may have forgotten it: again, it could come twice."""
+    """A post was unanswered for 23 h, and servers know posts for 24 h at most: again, it could come twice.
+
+    A server that gets more than 400,000 posts in that time forgets the oldest before, and logs a warning: the
+    same post may then come twice although no error says so.
+    """
 
 
 class UnusableGold(AtroposError, ValueError):

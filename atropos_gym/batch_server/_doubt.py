@@ -1,4 +1,8 @@
-"""Posts that may have arrived without an answer: they go again only while their server knows their key."""
+"""Posts that may have arrived without an answer: they go again only while their server knows their key.
+
+That is a day, as long as the server gets no more than 400,000 posts with keys in it (4.6 a second). Beyond
+that it forgets the oldest and logs a warning; a client cannot see it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ class Doubt:
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.since))
             message = (
                 f"posted at {at} and never answered; servers know their posts for "
-                f"{KEPT_SECONDS / 3600:.0f} h: posted again, it could come twice"
+                f"{KEPT_SECONDS / 3600:.0f} h at most: posted again, it could come twice"
             )
             raise PostUnsure(message, detail=[{"type": "unsure", "loc": ["body"], "msg": message}])
         self._first = self.since is None

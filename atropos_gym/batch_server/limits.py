@@ -16,7 +16,7 @@ MOST_GROUPS = 4096
 take 0.15 s, however small they are. Clients of ours post longer lists in parts."""
 
 KEPT_SECONDS = 24 * 3600.0
-"""So long does a server remember posts by their keys: within that, the same post again counts once."""
+"""So long does a server remember posts by their keys, the newest 400,000: the same post again counts once."""
 
 QUEUE_FULL = "queue full"
 """The ``detail`` where there was no room for a body: nothing of it is kept."""

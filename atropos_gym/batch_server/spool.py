@@ -5,9 +5,11 @@ is posted; its file goes once the server has answered. Whoever opens the folder 
 first, oldest first, each under its key: a server of ours takes a key only once, so nothing is lost and
 nothing comes twice. The original API knows no keys: what it took without answering, it takes again.
 
-A server remembers keys for a day. So the name also says since when a group may be at the server without our
-knowing; one of which that is not known for longer is not posted again, but lies in ``unsure/``. Whoever finds
-that it is not there moves it back. What was never sent, or to nobody who listened, goes however old it is.
+A server remembers keys for a day, the newest 400,000. So the name also says since when a group may be at the
+server without our knowing; one of which that is not known for longer is not posted again, but lies in
+``unsure/``. Whoever finds that it is not there moves it back. What was never sent, or to nobody who listened,
+is called ``new`` and goes however old it is. Older versions said neither: what they wrote may be at the
+server since then.
 
 What the server refuses lies in ``refused/``. In both folders the group is JSON, which ``atropos-gym view``
 shows, and beside it a text says why it is there.
@@ -42,7 +44,7 @@ __all__ = ["Kept", "Spool"]
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})(?:-(\d+))?\.(msgpack|json)")
+NAME = re.compile(r"(\d{10,})-([0-9a-f]{32})(?:-(\d+|new))?\.(msgpack|json)")
 KINDS = {MSGPACK: "msgpack", JSON: "json"}
 PART = ".part"
 """How the name of a file ends that is still being written."""
@@ -95,6 +97,7 @@ class Spool:
                 (self.folder / aside).mkdir(parents=True, exist_ok=True)
             self._unlock = _locked(self, self.folder)
             left = self._look()
+            self._refused, self._unsure = (_aside(self.folder / aside) for aside in ("refused", "unsure"))
         except OSError as error:
             raise ConfigError(
                 f"spool {self.folder} cannot be used: {error.strerror}; choose another folder"
@@ -103,9 +106,6 @@ class Spool:
         self._left = deque(left)
         self._late = {kept.key for kept in left}
         self._sizes = {kept.key: kept.size for kept in left}
-        self._refused, self._unsure = (
-            sum(1 for _ in (self.folder / aside).glob("*.txt")) for aside in ("refused", "unsure")
-        )
 
     @property
     def full(self) -> bool:
@@ -146,7 +146,7 @@ class Spool:
         key = uuid4().hex
         with self._change:
             number, self._next = self._next, self._next + 1
-        path = self.folder / f"{number:010d}-{key}.{KINDS[body.media_type]}"
+        path = self.folder / _name(number, key, None, f".{KINDS[body.media_type]}")
         self._write(path, body.content)
         with self._change:
             self._sizes[key] = len(body.content)
@@ -202,7 +202,7 @@ class Spool:
     def mark(self, kept: Kept, sent_at: float | None) -> None:
         """Notes since when a group may be at the server, or that it cannot be there."""
         kept.sent_at = sent_at
-        path = kept.path.with_name(_name(kept, sent_at))
+        path = kept.path.with_name(_name(_turn(kept), kept.key, sent_at, kept.path.suffix))
         kept.path.replace(path)
         kept.path = path
         if self._fsync:
@@ -218,8 +218,9 @@ class Spool:
     def refuse(self, kept: Kept, reason: str, *, unsure: bool = False) -> None:
         """Sets a group aside for people to look at; ``unsure``: it may be at the server."""
         content = kept.path.read_bytes()
-        # Without the time: whoever moves it back wants it to be posted.
-        target = self.folder / ("unsure" if unsure else "refused") / _name(kept, None)
+        # As new: whoever moves it back wants it to be posted.
+        name = _name(_turn(kept), kept.key, None, kept.path.suffix)
+        target = self.folder / ("unsure" if unsure else "refused") / name
         if kept.path.suffix == ".msgpack":
             try:
                 content = _group(kept, content).to_json()
@@ -255,8 +256,10 @@ class Spool:
             if path.name.endswith(PART):
                 path.unlink()
             elif (match := NAME.fullmatch(path.name)) is not None:
-                sent_at = None if match[3] is None else float(match[3])
-                found.append(Kept(match[2], path, path.stat().st_size, sent_at=sent_at))
+                about = path.stat()
+                since = match[3] or about.st_mtime
+                sent_at = None if since == "new" else float(since)
+                found.append(Kept(match[2], path, about.st_size, sent_at=sent_at))
         return sorted(found, key=_turn)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -277,10 +280,20 @@ def _turn(kept: Kept) -> int:
     return int(kept.path.name.partition("-")[0])
 
 
-def _name(kept: Kept, sent_at: float | None) -> str:
-    """What its file is called."""
-    since = "" if sent_at is None else f"-{int(sent_at)}"
-    return f"{_turn(kept):010d}-{kept.key}{since}{kept.path.suffix}"
+def _name(turn: int, key: str, sent_at: float | None, suffix: str) -> str:
+    """What the file of a group is called."""
+    since = "new" if sent_at is None else f"{int(sent_at)}"
+    return f"{turn:010d}-{key}-{since}{suffix}"
+
+
+def _aside(folder: Path) -> int:
+    """How many groups lie in a folder for what was set aside; reasons without a group are removed."""
+    paths = list(folder.iterdir())
+    groups = {path.stem for path in paths if path.suffix not in (".txt", PART)}
+    for path in paths:
+        if path.suffix == ".txt" and path.stem not in groups and NAME.fullmatch(f"{path.stem}.json"):
+            path.unlink()
+    return len(groups)
 
 
 def _group(kept: Kept, content: bytes) -> ScoredDataGroup:

@@ -19,6 +19,7 @@ from server_tools import REGISTER, LocalServer, group
 from atropos_gym.batch_server import create_app
 from atropos_gym.batch_server.clock import ManualClock
 from atropos_gym.batch_server.limits import Limits
+from atropos_gym.batch_server.state import replies
 from atropos_gym.batch_server.state.memory import MemoryStore
 from atropos_gym.batch_server.state.sqlite import SqliteStore
 
@@ -79,6 +80,25 @@ def test_a_key_is_visible_ascii(server: LocalServer, key: str) -> None:
 def test_a_refused_post_may_be_corrected_under_its_key(server: LocalServer) -> None:
     assert post(server, group(masks=[]), "k").status_code == 422
     assert post(server, group(), "k").status_code == 200
+
+
+def test_where_an_older_server_kept_another_digest_the_key_counts(server: LocalServer) -> None:
+    store = server.app.state.desk.store
+    store.keep_reply("k", b"d" * 32, b'{"status":"received","group_id":"g-9"}', server.clock.time())
+    again = post(server, group(), "k")
+    assert again.json()["group_id"] == "g-9" and again.headers["idempotency-replayed"] == "true"
+    assert queued(server) == 0
+
+
+def test_the_newest_keys_are_kept_and_forgetting_others_early_is_told_once(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert replies.KEPT_KEYS == 400_000, "what PostUnsure and the spool say"
+    monkeypatch.setattr(replies, "KEPT_KEYS", 2)
+    for key in ("a", "b", "c", "d", "d", "c", "a"):
+        post(server, group(), key)
+    assert queued(server) == 5
+    assert caplog.text.count("2 posts in 0.0 h: older ones are forgotten") == 1
 
 
 def test_a_key_is_kept_for_a_day(server: LocalServer) -> None:

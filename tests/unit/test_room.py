@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from server_tools import LocalServer, group
 from test_held_posts import make_server, pass_a_second, pass_time, until
 
-from atropos_gym.batch_server.http.room import Place, Room
+from atropos_gym.batch_server.http.asgi import _Full, _Settling
+from atropos_gym.batch_server.http.room import SILENT_SECONDS, Place, Room
 from atropos_gym.batch_server.limits import Limits
 
 LIMIT, LARGEST = 100, 60
@@ -172,3 +173,75 @@ def test_a_body_that_waits_in_the_middle_goes_on_when_a_batch_was_read() -> None
             return [post.result().status_code for post in running]
 
     assert server.run(story()) == [200] * 6
+
+
+def test_who_waits_for_room_hears_at_once_that_there_is_some() -> None:
+    server = LocalServer(Limits(hard_bytes=100, hold_seconds=60))
+    desk = server.app.state.desk
+
+    async def story() -> None:
+        first = Place(desk.room)
+        assert first.take(150)
+        waits = asyncio.create_task(_Settling(desk, Place(desk.room), waits=True).take(50))
+        await until(lambda: desk.held_posts == 1 and server.clock.waiting == 1)
+        first.leave()
+        await until(waits.done)  # and no clock moves
+        await waits
+
+    server.run(story())
+
+
+def test_waiting_for_room_is_no_part_of_the_time_to_arrive_in_and_ends_by_itself() -> None:
+    server = LocalServer(Limits(hard_bytes=100, hold_seconds=10))
+    desk = server.app.state.desk
+
+    async def story() -> float:
+        beyond, settling = Place(desk.room), _Settling(desk, Place(desk.room), waits=True)
+        async with asyncio.timeout(1000) as receiving:
+            with settling.reading(receiving):
+                await settling.take(10)
+                end = receiving.when()
+                assert beyond.take(150)
+                waits = asyncio.create_task(settling.take(20))
+                for _ in range(6):
+                    await pass_a_second(server)
+                assert receiving.when() is None and not waits.done()
+                beyond.leave()
+                await waits
+                assert end is not None and (receiving.when() or 0) >= end
+                assert beyond.take(150)
+                waits = asyncio.create_task(settling.take(30))
+                seconds = await pass_time(server, waits)
+                with pytest.raises(_Full):
+                    await waits
+                return seconds
+
+    assert 3 <= server.run(story()) <= 5, "ten seconds in all"
+
+
+def test_a_silent_sender_beyond_the_limit_makes_room_for_those_that_wait() -> None:
+    server = make_server(4, hard_bytes=50_000, hold_seconds=200)
+    desk = server.app.state.desk
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def story() -> tuple[httpx.Response, httpx.Response, float]:
+        async with server.http() as http:
+            headers = {"Content-Type": "application/json", "Content-Length": "90000"}
+            silent = asyncio.create_task(http.post("/scored_data", content=nothing(), headers=headers))
+            await until(lambda: desk.room.beyond is not None)
+            for _ in range(100):
+                await pass_a_second(server)
+                server.clock.advance(1)
+            assert not silent.done(), "nobody waits"
+            other = asyncio.create_task(http.post("/scored_data", json=group()))
+            seconds = await pass_time(server, other)
+            return await silent, await other, seconds
+
+    silent, other, seconds = server.run(story())
+    assert (silent.status_code, other.status_code) == (503, 200)
+    assert silent.headers["retry-after"] == "5" and silent.json()["detail"] == "queue full"
+    assert seconds <= SILENT_SECONDS + 2
+    assert desk.arriving == 0 and desk.room.beyond is None and desk.room.waiting == 0

@@ -55,7 +55,8 @@ async def talk(app: App, pieces: list[bytes]) -> Wire:
     for piece in pieces:
         while wire.paused:
             await asyncio.sleep(0)
-        protocol.data_received(piece)
+        if not wire.closed:
+            protocol.data_received(piece)
     while state.tasks:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -144,6 +145,65 @@ def test_reading_waits_where_nobody_takes_the_body() -> None:
 
     asyncio.run(run())
     assert paused == [False, False, True, False]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sizes=st.lists(st.integers(1, 100_000), min_size=2, max_size=5),
+    cuts=st.lists(st.integers(0, 2**30), max_size=12),
+)
+def test_requests_in_a_row_are_answered_in_turn(sizes: list[int], cuts: list[int]) -> None:
+    bodies = [bytes([65 + place]) * size for place, size in enumerate(sizes)]
+    whole = b"".join(b"".join(post(body, [])) for body in bodies)
+    places = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
+    pieces = [whole[start:end] for start, end in zip(places, places[1:], strict=False)]
+    got: list[bytes] = []
+    wire = asyncio.run(talk(echo(got, [b"ok"]), pieces))
+    assert got == bodies
+    assert b"".join(wire.packets).count(b"HTTP/1.1 200 OK\r\n") == len(bodies)
+
+
+def test_the_end_of_a_body_is_no_part_of_the_next_head() -> None:
+    first, second = (b"".join(post(bytes([65 + place]) * 150_000, [])) for place in (0, 1))
+    got: list[bytes] = []
+    pieces = [first[:200], first[200:] + second[:30], second[30:]]
+    wire = asyncio.run(talk(echo(got, [b"ok"]), pieces))
+    assert got == [b"A" * 150_000, b"B" * 150_000]
+    assert b" 400 " not in b"".join(wire.packets)
+
+
+def test_a_head_without_end_after_a_body_is_refused() -> None:
+    first = b"".join(post(b"x" * 1000, []))
+    pieces = [first + b"GET / HTTP/1.1\r\nHost: here\r\nX: "] + [b"a" * 1000] * 70
+    wire = asyncio.run(talk(echo([], [b"ok"]), pieces))
+    assert b"HTTP/1.1 400 " in b"".join(wire.packets)
+
+
+def test_a_connection_that_breaks_before_its_answer_is_sent_gets_nothing() -> None:
+    failures: list[dict[str, Any]] = []
+    protocols: list[BoundedProtocol] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await echo([], [b"ok"])(scope, receive, send)
+        wire.closed = True
+        protocols[0].connection_lost(ConnectionResetError())
+
+    wire = Wire()
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        config = Config(app, http=BoundedProtocol, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        protocols.append(BoundedProtocol(config=config, server_state=state, app_state={}))
+        protocols[0].connection_made(wire)
+        protocols[0].data_received(b"".join(post(b"x", [])))
+        while state.tasks:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert wire.packets == [] and failures == []
 
 
 def test_what_was_written_goes_out_before_the_connection_is_closed() -> None:

@@ -547,3 +547,36 @@ def test_a_client_that_tries_for_days_does_not_post_twice_either(
     else:  # one list, or one by one from a spool
         assert doubtful == ([["body", 0]] if spooled else [["body", 0], ["body", 1]])
     assert tags(network.server) == ([1, 3] if alone else [1, 2, 3])
+
+
+@pytest.mark.parametrize(("age", "posted"), [(3600, True), (2 * DAY, False)])
+def test_what_an_older_version_left_may_be_at_the_server_since_it_was_written(
+    network: Network, tmp_path: Path, age: float, posted: bool
+) -> None:
+    clock = Days()
+    with client_of(network, tmp_path, clock=clock) as client:
+        assert client.spool is not None
+        (kept,) = client.spool.keep([make(1)])
+    old = tmp_path / kept.path.name.replace("-new", "")
+    kept.path.rename(old)
+    os.utime(old, (clock.now - age, clock.now - age))
+    with client_of(network, tmp_path, clock=clock) as client:
+        client.post_left()
+        assert client.spool is not None
+        assert client.spool.report.get("unsure", 0) == (not posted)
+    assert tags(network.server) == [1] * posted and files(tmp_path) == []
+
+
+def test_what_was_set_aside_is_counted_and_a_reason_goes_with_its_group(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for kept in spool.keep([make(1), make(2), make(3)]):
+        spool.refuse(kept, "no", unsure=True)
+    spool.close()
+    first, second, third = sorted((tmp_path / "unsure").glob("*.json"))
+    first.rename(tmp_path / first.name)
+    second.with_suffix(".txt").unlink()
+    (tmp_path / "unsure" / "notes.txt").write_text("mine")
+    again = Spool(tmp_path)
+    assert (again.report["unsure"], again.report["waiting"]) == (2, 1)
+    again.close()
+    assert [path.stem for path in sorted((tmp_path / "unsure").glob("*.txt"))] == [third.stem, "notes"]

@@ -6,8 +6,9 @@ Each wraps an application and answers by itself what it refuses; the answer is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -126,7 +127,8 @@ class Bodies:
     The limit is counted on what comes in and on what comes out, piece by piece: a small body cannot become a
     large one in memory, one of empty members has an end, and what a header claims does not matter. Where no
     more groups can be kept, their bodies stay unread for a while, also in the middle, and are then refused
-    for now.
+    for now. However often a body waits for room, it waits ``hold_seconds`` in all, and its sender has its
+    ``receive_seconds`` besides.
 
     Args:
         app: gets the request with its plain body.
@@ -171,30 +173,90 @@ class Bodies:
             raise _Refusal(415, f"Content-Encoding {coding[:100]!r} is not supported: use gzip, zstd or none")
         if _length(headers) > limit:
             raise _too_large(limit)
-        await self._settle(place, _length(headers), waits=waits)
+        settling = _Settling(self.desk, place, waits=waits)
+        await settling.take(_length(headers))
         kept: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self.seconds):
-                pieces = _bounded(_chunks(receive), limit)
-                if coding != "identity":
-                    pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
-                async for piece in pieces:
-                    size += len(piece)
-                    await self._settle(place, size, waits=waits)
-                    kept.append(piece)
+            async with asyncio.timeout(self.seconds) as receiving:
+                with settling.reading(receiving):
+                    pieces = _bounded(_chunks(receive), limit)
+                    if coding != "identity":
+                        pieces = _bounded(_inflated(pieces, Inflater(coding)), limit)
+                    async for piece in pieces:
+                        size += len(piece)
+                        await settling.take(size)
+                        kept.append(piece)
         except TimeoutError:
+            if settling.stopped:
+                raise _Full from None
             raise _Refusal(408, f"body did not arrive within {self.seconds:g} s") from None
         except BrokenStream as error:
             raise _Refusal(400, str(error)) from None
         return b"".join(kept)
 
-    async def _settle(self, place: Place, size: int, *, waits: bool) -> None:
-        """Takes room for a body of at least this size, as soon as there is some."""
-        if not waits:
-            place.take(size, anyway=True)
-        elif not await self.desk.hold_post(lambda: place.take(size)):
-            raise _Full
+
+class _Settling:
+    """A body takes room as it comes, and waits for it in all as long as posts are held.
+
+    Args:
+        desk: whose room it is.
+        place: what the body takes.
+        waits: whether it needs room at all.
+
+    Attributes:
+        stopped: it was silent beyond the limit while others waited.
+    """
+
+    def __init__(self, desk: Desk, place: Place, *, waits: bool) -> None:
+        self.stopped = False
+        self._desk = desk
+        self._place = place
+        self._waits = waits
+        self._left = desk.store.limits.hold_seconds
+        self._receiving: asyncio.Timeout | None = None
+
+    @contextmanager
+    def reading(self, receiving: asyncio.Timeout) -> Iterator[None]:
+        """The body is read, within a time that stands still while it waits for room."""
+        self._receiving = receiving
+        self._place.stop = self._stop
+        try:
+            yield
+        finally:
+            self._receiving = None
+            self._place.stop = lambda: None
+
+    async def take(self, size: int) -> None:
+        """Takes room for so many bytes in all; raises ``_Full`` where there is none in time."""
+        self._place.heard = self._desk.clock.time()
+        if self._place.take(size, anyway=not self._waits):
+            return
+        receiving, loop = self._receiving, asyncio.get_running_loop()
+        ends = None if receiving is None else receiving.when()
+        left = 0.0 if ends is None else ends - loop.time()
+        if receiving is not None:
+            receiving.reschedule(None)
+        since = self._desk.clock.time()
+        self._desk.room.waiting += 1
+        try:
+            if not await self._desk.hold_post(lambda: self._look(size), seconds=self._left):
+                raise _Full
+        finally:
+            self._desk.room.waiting -= 1
+            self._place.heard = self._desk.clock.time()
+            self._left -= self._place.heard - since
+        if receiving is not None:
+            receiving.reschedule(loop.time() + left)
+
+    def _look(self, size: int) -> bool:
+        self._desk.room.hurry(self._desk.clock.time())
+        return self._place.take(size)
+
+    def _stop(self) -> None:
+        if self._receiving is not None and not self._receiving.expired():
+            self.stopped = True
+            self._receiving.reschedule(asyncio.get_running_loop().time())
 
 
 def drop_body(scope: Scope) -> None:

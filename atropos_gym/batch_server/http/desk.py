@@ -56,7 +56,7 @@ class Desk:
         self.audience: list[Audience] = []
         self.held_posts = 0
         self.hold_seconds = 0.0
-        self.room = Room(lambda: store.held_bytes, lambda: store.limits.hard_bytes)
+        self.room = Room(lambda: store.held_bytes, lambda: store.limits.hard_bytes, self.notify)
         self._change = asyncio.Event()
         self._in_line = 0
 
@@ -116,19 +116,27 @@ class Desk:
             await self.clock.wait(change, min(left, LOOK_AGAIN))
         return None
 
-    async def hold_post(self, free: Callable[[], bool], gone: Callable[[], bool] = lambda: False) -> bool:
+    async def hold_post(
+        self,
+        free: Callable[[], bool],
+        gone: Callable[[], bool] = lambda: False,
+        seconds: float | None = None,
+    ) -> bool:
         """Holds a post while there is no room; returns whether there is room now.
 
         Args:
             free: whether there is room.
             gone: whether the sender has left.
+            seconds: how long at most, unless the limit is what counts.
         """
+        if seconds is None:
+            seconds = self.store.limits.hold_seconds
         if free():
             return True
         since = self.clock.time()
         self.held_posts += 1
         try:
-            return await self.hold(self.store.limits.hold_seconds, lambda: free() or None, gone) is not None
+            return await self.hold(seconds, lambda: free() or None, gone) is not None
         finally:
             self.held_posts -= 1
             self.hold_seconds += self.clock.time() - since

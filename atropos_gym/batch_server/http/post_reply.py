@@ -21,6 +21,9 @@ ACCEPT_POST = "application/json, application/msgpack"
 
 LONGEST_KEY = 128
 
+DIGEST_KIND = b"\x01"
+"""Goes before a digest; stores have older ones of 32 bytes, which are of SHA-256."""
+
 
 class PostReply(Response):
     """A kept answer on its way. While too much is queued it waits: that slows its sender down.
@@ -66,9 +69,9 @@ def key_of(request: Request) -> str | None:
 
 
 def digest_of(groups: Iterable[Incoming], *, many: bool) -> bytes:
-    """BLAKE3 of what was posted: of its content, however it was written."""
+    """BLAKE3 of what was posted, after a byte for its kind: of its content, however it was written."""
     digest = blake3(b"list" if many else b"group")
     for group in groups:
         digest.update(len(group.packed.data).to_bytes(8, "little"))
         digest.update(group.packed.data)
-    return digest.digest()
+    return DIGEST_KIND + digest.digest()

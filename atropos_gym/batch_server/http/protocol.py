@@ -89,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     _head_bytes: int | None = None  # of the head that is being read; None between two heads
+    _ended = False  # a message ended in what is being parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected."""
@@ -96,10 +97,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses what came."""
+        self._ended = False
         super().data_received(data)
         if self._head_bytes is None or self.transport.is_closing():
             return
-        self._head_bytes += len(data)
+        if not self._ended:  # else the parser does not tell how much of it is of the next head
+            self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response("")
 
@@ -115,6 +118,11 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _HeadTooLong
         self._head_bytes = None
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request has come whole; what follows is of the next one."""
+        self._ended = True
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body has come; the last one is told of with the end of the message."""
