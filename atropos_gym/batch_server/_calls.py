@@ -152,13 +152,17 @@ def register_env(fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
     return Call("POST", "/register-env", _registered, content=to_json(body))
 
 
-def publish(force: bool, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def publish(force: bool, trainer: str | None, fields: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """POST ``/policy``."""
-    return post("/policy", _checked(PolicyUpdate, fields), force=True if force else None)
+    return post("/policy", _checked(PolicyUpdate, fields), force=True if force else None, trainer=trainer)
 
 
 def policy(
-    after: int | None, wait_seconds: float, env_id: int | None, holding: Iterable[int] | None
+    after: int | None,
+    wait_seconds: float,
+    env_id: int | None,
+    holding: Iterable[int] | None,
+    registration: str | None,
 ) -> Call[Policy]:
     """GET ``/policy``."""
     return Call(
@@ -170,6 +174,7 @@ def policy(
             "wait_seconds": wait_seconds or None,
             "env_id": env_id,
             "holding": None if holding is None else ",".join(map(str, holding)),
+            "registration": registration,
         },
         wait_seconds=wait_seconds,
     )

@@ -192,6 +192,7 @@ class BatchClient(Exchanges):
         wait_seconds: float = 0.0,
         env_id: int | None = None,
         holding: Iterable[int] | None = None,
+        registration: str | None = None,
     ) -> Policy:
         """Asks for the newest version of the policy.
 
@@ -200,16 +201,19 @@ class BatchClient(Exchanges):
             wait_seconds: how long the server may wait for it, 0 to 600; then it gives the current one.
             env_id: who asks.
             holding: versions that the asking service still uses; None says nothing about it.
+            registration: which one the number is of; a server that gave it to another takes no ``holding``.
         """
-        return self._ask(calls.policy(after, wait_seconds, env_id, holding))
+        return self._ask(calls.policy(after, wait_seconds, env_id, holding, registration))
 
-    def publish_policy(self, *, force: bool = False, **fields: Any) -> dict[str, Any]:
-        """Publishes a version (fields of ``PolicyUpdate``)."""
-        return self._ask(calls.publish(force, fields))
+    def publish_policy(
+        self, *, force: bool = False, trainer: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Publishes a version (fields of ``PolicyUpdate``), as this client's trainer or the one named."""
+        return self._ask(calls.publish(force, trainer or self.trainer_id, fields))
 
     def finish(self, run: str) -> dict[str, Any]:
         """Says that this run has ended: services stop."""
-        return self._ask(calls.publish(False, {"run": run, "finished": True}))
+        return self._ask(calls.publish(False, self.trainer_id, {"run": run, "finished": True}))
 
     def health(self) -> dict[str, Any]:
         """Whether all is well at the server."""
@@ -349,17 +353,20 @@ class AsyncBatchClient(Exchanges):
         wait_seconds: float = 0.0,
         env_id: int | None = None,
         holding: Iterable[int] | None = None,
+        registration: str | None = None,
     ) -> Policy:
         """Asks for the newest version of the policy."""
-        return await self._ask(calls.policy(after, wait_seconds, env_id, holding))
+        return await self._ask(calls.policy(after, wait_seconds, env_id, holding, registration))
 
-    async def publish_policy(self, *, force: bool = False, **fields: Any) -> dict[str, Any]:
+    async def publish_policy(
+        self, *, force: bool = False, trainer: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """Publishes a version."""
-        return await self._ask(calls.publish(force, fields))
+        return await self._ask(calls.publish(force, trainer or self.trainer_id, fields))
 
     async def finish(self, run: str) -> dict[str, Any]:
         """Says that this run has ended."""
-        return await self._ask(calls.publish(False, {"run": run, "finished": True}))
+        return await self._ask(calls.publish(False, self.trainer_id, {"run": run, "finished": True}))
 
     async def health(self) -> dict[str, Any]:
         """Whether all is well at the server."""

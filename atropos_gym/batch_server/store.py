@@ -133,8 +133,10 @@ class Store(Protocol):
         """Gives a lease more time."""
         ...
 
-    def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> None:
-        """Takes a learner's newest version."""
+    def publish(
+        self, update: PolicyUpdate, now: float, *, force: bool = False, trainer_id: str | None = None
+    ) -> None:
+        """Takes a learner's newest version, or the end of its run."""
         ...
 
     def hold(self, env_id: int | None, versions: Iterable[int], now: float) -> None:

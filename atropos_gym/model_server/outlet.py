@@ -10,6 +10,7 @@ from atropos_gym.batch_server.client import AsyncBatchClient
 from atropos_gym.engines.base import Engine
 from atropos_gym.errors import AtroposError, GroupRefused, ServerError
 from atropos_gym.rollout._follower import Follower
+from atropos_gym.rollout._membership import Membership
 from atropos_gym.rollout.episode import EpisodeGroup
 
 __all__ = ["Outlet"]
@@ -44,12 +45,11 @@ class Outlet:
         self.posted = 0
         self.refused = 0
         self.problem: str | None = None
-        self._engine = engine
         self._client = client
-        self._name = name
-        self._group_size = group_size
         self._follower = Follower(engine, client.url)
-        self._env_id: int | None = None
+        self._membership = Membership(
+            name, self._follower, max_token_length=engine.max_context, weight=1.0, group_size=group_size
+        )
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class Outlet:
             ServerError: the server cannot be reached.
         """
         for again in (False, True):
-            env_id = await self._registered()
+            env_id = await self._registered(look=True)
             try:
                 name = await self._client.post_group(group.to_wire().model_copy(update={"env_id": env_id}))
             except GroupRefused:
@@ -85,7 +85,7 @@ class Outlet:
             except ServerError as error:
                 if error.status != 404 or again:
                     raise
-                self._env_id = None  # the server was started anew and knows nobody
+                # The server was started anew, which is seen at the next look.
             else:
                 break
         self.posted += 1
@@ -97,36 +97,33 @@ class Outlet:
             self._following.cancel()
             await asyncio.wait([self._following])
         try:
-            if self._env_id is not None:
-                with suppress(TimeoutError, ServerError):  # it is gone already, or will find out by itself
-                    async with asyncio.timeout(GOODBYE):
-                        await self._client.policy(env_id=self._env_id, holding=())
-                        await self._client.disconnect_env(self._env_id)
+            with suppress(TimeoutError, ServerError):  # it is gone already, or will find out by itself
+                async with asyncio.timeout(GOODBYE):
+                    await self._membership.leave(self._client)
         finally:
             await self._client.close()
 
-    async def _registered(self) -> int:
-        """Returns our number at the server, once its trainer has started."""
+    async def _registered(self, *, look: bool = False) -> int:
+        """Returns our number at the server, once its trainer has started.
+
+        Args:
+            look: whether the number is ours still; else a server that was started anew is told again.
+        """
         async with self._turn:
-            while self._env_id is None:
-                reply = await self._client.register_env(
-                    max_token_length=self._engine.max_context,
-                    desired_name=self._name,
-                    weight=1.0,
-                    group_size=self._group_size,
-                )
-                if reply["status"] == "success":
-                    self._env_id = int(reply["env_id"])
-                else:
-                    await self._follower.wait(LOOK_AGAIN)
-            return self._env_id
+            if self._membership.env_id is None:
+                await self._membership.register(self._client)
+            elif look:
+                await self._membership.look(self._client)
+            assert self._membership.env_id is not None
+            return self._membership.env_id
 
     async def _follow(self) -> None:
         """Loads every newer version until the run is finished."""
         try:
             while not self._follower.finished:
                 try:
-                    await self._follower.follow(self._client, await self._registered())
+                    env_id = await self._registered()
+                    await self._follower.follow(self._client, env_id, self._membership.registration)
                 except ServerError as error:
                     if error.status == 404:  # the original API has no policy: weights are loaded elsewhere
                         return

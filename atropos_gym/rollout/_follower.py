@@ -1,14 +1,16 @@
 """Follows the trainer's policy: loads each version into the engine, and says which ones are still used.
 
 A run that had ended before the first look was somebody else's: its last version is not loaded, for its folder
-may be gone, and its end is not the end of what follows. Nor is a version loaded after another trainer has
-registered, which is yet to publish its own.
+may be gone, and its end is not the end of what follows. Nor is a version loaded, or played on with, after
+another trainer has registered, which is yet to publish its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.engines.base import Engine
@@ -55,8 +57,15 @@ class Follower:
             if error.status != 404:  # the original API has no policy
                 raise
 
-    async def follow(self, client: AsyncBatchClient, env_id: int | None) -> None:
+    async def follow(
+        self, client: AsyncBatchClient, env_id: int | None, registration: str | None = None
+    ) -> None:
         """Asks once for what is newer, which waits at the server; loads it.
+
+        Args:
+            client: of the server.
+            env_id: our number there.
+            registration: that the number is of: a server that was started anew may give it to another.
 
         Raises:
             TokenizerMismatch: the trainer's tokenizer is not the engine's.
@@ -67,9 +76,9 @@ class Follower:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         after = -1 if self.version is None else self.version
-        policy = await client.policy(after, FOLLOW, env_id, self._held())
+        policy = await client.policy(after, FOLLOW, env_id, self._held(), registration)
         self._note(policy)
-        ours = _mark(policy) != self._before and not policy.superseded
+        ours = self._is_ours(policy)
         finished = policy.finished and ours
         if policy.version is not None and ours and self.is_new(policy):
             await self._take_over(policy)
@@ -84,8 +93,25 @@ class Follower:
         Raises:
             ConfigError: it does.
         """
-        if self.version is not None and (policy := await client.policy()).version is not None:
+        if self.version is None:
+            return
+        policy = await client.policy()
+        if policy.version is not None and self._is_ours(policy):
             self.is_new(policy)
+
+    def lacks(self, status: Mapping[str, Any]) -> bool:
+        """Whether the engine has nothing to play for the trainer yet, as the server's status has it.
+
+        One that counts the lag publishes versions, and wants no other trainer's. One that does not may load
+        its weights elsewhere, and what was published before it says nothing of it.
+        """
+        if status.get("max_policy_lag") is None or status.get("policy_version") is None:
+            return False
+        return self.version is None or bool(status.get("superseded"))
+
+    def _is_ours(self, policy: Policy) -> bool:
+        """Whether it is what the trainer of now wants to be played, or says."""
+        return _mark(policy) != self._before and not policy.superseded
 
     def _note(self, policy: Policy) -> None:
         if self._before is None:

@@ -28,11 +28,13 @@ class Membership:
 
     Attributes:
         env_id: the number that the server gave; None where it gave none.
+        registration: what the server calls this registration; None where it does not say.
         last_step: the step at which the trainer will have finished; None where it does not say.
     """
 
     def __init__(self, name: str, follower: Follower, **settings: Any) -> None:
         self.env_id: int | None = None
+        self.registration: str | None = None
         self.last_step: int | None = None
         self._name = name
         self._follower = follower
@@ -42,10 +44,10 @@ class Membership:
 
     async def register(self, client: AsyncBatchClient) -> None:
         """Registers as soon as the trainer has started."""
-        self.env_id = None
+        self.env_id = self.registration = None
         while (reply := await client.register_env(**self._settings))["status"] != "success":
             await self._follower.wait(LOOK_AGAIN)
-        self.env_id = reply["env_id"]
+        self.env_id, self.registration = int(reply["env_id"]), reply.get("registration")
         self._known_as = {name: reply.get(name) for name in ("wandb_name", "registration")}
         self._note_end(reply)
         log.info("%s: registered as environment %s", self._name, self.env_id)
@@ -56,6 +58,13 @@ class Membership:
         Raises:
             ServerError: it forgets the environment each time.
         """
+        status = await self.look(client)
+        if status is not None and "batch_size" not in status:  # the original API says it elsewhere
+            status["batch_size"] = (await client.info())["batch_size"]
+        return status
+
+    async def look(self, client: AsyncBatchClient) -> dict[str, Any] | None:
+        """Asks whether we are registered still, and registers again if not; else as :meth:`status`."""
         assert self.env_id is not None
         try:
             status = await client.status_env(self.env_id)
@@ -67,8 +76,6 @@ class Membership:
             if self._is_ours(status):
                 self._forgotten = 0
                 self._note_end(status)
-                if "batch_size" not in status:  # the original API says it elsewhere
-                    status["batch_size"] = (await client.info())["batch_size"]
                 return status
         log.warning("%s: the server was started anew, registering again", self._name)
         if self._forgotten:
@@ -79,11 +86,18 @@ class Membership:
         return None
 
     async def leave(self, client: AsyncBatchClient) -> None:
-        """Says that no version is used any more, and takes leave."""
+        """Says that no version is used any more, and takes leave; not where the number is another's now."""
         if self.env_id is None:
             return
+        try:
+            if not self._is_ours(await client.status_env(self.env_id)):
+                return
+        except ServerError as error:
+            if error.status not in (404, 500):
+                raise
+            return  # it is nobody's
         if self._follower.version is not None:
-            await client.policy(env_id=self.env_id, holding=())
+            await client.policy(env_id=self.env_id, holding=(), registration=self.registration)
         await client.disconnect_env(self.env_id)
 
     def _is_ours(self, status: Mapping[str, Any]) -> bool:

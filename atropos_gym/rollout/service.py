@@ -251,7 +251,7 @@ class EnvironmentService:
         """Loads every newer version into the engine until the run is finished."""
         while not self._follower.finished:
             try:
-                await self._follower.follow(client, self._membership.env_id)
+                await self._follower.follow(client, self._membership.env_id, self._membership.registration)
             except ServerError as error:
                 if error.status == 404:  # the original API has no policy: its trainers load weights elsewhere
                     return
@@ -298,17 +298,12 @@ class EnvironmentService:
         status = await self._look(client)
         if status is None or self._over:
             return
-        if status.get("finished") or self._behind(status):
+        if status.get("finished") or self._follower.lacks(status):
             await self._follower.wait(LOOK_AGAIN)
         elif _exact(status):
             await self._make_exactly(client, status)
         else:
-            await self._make_ahead(client, status)
-
-    def _behind(self, status: Mapping[str, Any]) -> bool:
-        """Whether a trainer that counts the lag has versions of which the engine has none yet."""
-        counts = status.get("max_policy_lag") is not None and status.get("policy_version") is not None
-        return counts and self.version is None
+            await self._make_ahead(client)
 
     async def _make_exactly(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
         """Plays what the newest version still lacks, or waits for a newer one."""
@@ -327,22 +322,24 @@ class EnvironmentService:
         at_once = max(1, self.collector.concurrency // self.collector.group_size)
         await self._post(client, await self.collector.acollect(min(share, at_once)))
 
-    async def _make_ahead(self, client: AsyncBatchClient, status: dict[str, Any]) -> None:
+    async def _make_ahead(self, client: AsyncBatchClient) -> None:
         """Plays on, and waits while enough batches are queued, until the trainer wants it otherwise."""
         async with aclosing(self.collector.bursts()) as bursts:
             async for groups in bursts:
                 try:
                     while groups:
-                        room = self._room(status)
-                        if room:
+                        status = await self._look(client)
+                        if self._over:
+                            return
+                        if status is None:  # another server has us now
+                            continue
+                        if status.get("finished") or _exact(status) or self._follower.lacks(status):
+                            return
+                        if room := self._room(status):
                             await self._post(client, groups[:room])
                             groups = groups[room:]
                         else:
                             await self._follower.wait(LOOK_AGAIN)
-                        now = await self._look(client)
-                        if now is None or self._over or now.get("finished") or _exact(now):
-                            return
-                        status = now
                 finally:
                     self._unposted += len(groups)
 
@@ -366,7 +363,7 @@ class EnvironmentService:
     async def _evaluate_due(self, status: Mapping[str, Any]) -> bool:
         """Evaluates if that is due, and if the engine has the version that is to be played now."""
         shown = None if self.version is None and status.get("superseded") else status.get("policy_version")
-        if shown != self.version or (_exact(status) and self.version is None):
+        if self._follower.lacks(status) or shown != self.version or (_exact(status) and self.version is None):
             return False
         evaluated = await self._evaluator.evaluate(status["current_step"])
         if evaluated:

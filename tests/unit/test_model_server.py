@@ -962,6 +962,48 @@ def test_a_group_that_could_not_be_posted_is_posted_when_asked_again() -> None:
     assert asyncio.run(post())
 
 
+class _Anew(httpx.AsyncBaseTransport):
+    """A batch server that can be started anew with nothing."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self._server = httpx.ASGITransport(batch_app())
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self._server.handle_async_request(request)
+
+
+def test_groups_go_out_under_an_own_number_where_the_batch_server_was_started_anew() -> None:
+    async def post() -> list[int | None]:
+        batches = _Anew()
+        engine = saying("ja")
+        outlet = Outlet(engine, AsyncBatchClient(BASE, transport=batches), name="agents", group_size=1)
+        app = create_app(engine, outlet=outlet)
+        trainer = AsyncBatchClient(BASE, transport=batches)
+        numbers: list[int | None] = []
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as http:
+            for anew in (False, True):
+                if anew:
+                    batches.start()
+                await trainer.register(**TRAINER | {"batch_size": 1})
+                await trainer.batch()
+                if anew:  # it has the number that was ours
+                    await trainer.register_env(desired_name="other", max_token_length=64, group_size=4)
+                front = Front(app, http)
+                await front.open()
+                await front.chat(HI)
+                await front.finish(1.0)
+                batch = await trainer.batch()
+                numbers += [group.env_id for group in (batch.groups if batch else [])]
+        await outlet.close()
+        await trainer.close()
+        return numbers
+
+    assert asyncio.run(post()) == [0, 1]
+
+
 def test_sampling_is_the_servers() -> None:
     engine = saying("ja")
 

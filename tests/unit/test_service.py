@@ -17,8 +17,17 @@ from atropos_gym.batch_server import create_app
 from atropos_gym.batch_server.client import AsyncBatchClient, without_token
 from atropos_gym.batch_server.clock import SystemClock
 from atropos_gym.engines import ScriptedEngine
-from atropos_gym.errors import CollectionFailed, ConfigError, EngineError, GroupRefused, TokenizerMismatch
+from atropos_gym.errors import (
+    CollectionFailed,
+    ConfigError,
+    EngineError,
+    GroupRefused,
+    ServerError,
+    TokenizerMismatch,
+)
 from atropos_gym.rollout import _service_thread
+from atropos_gym.rollout._follower import Follower
+from atropos_gym.rollout._membership import Membership
 from atropos_gym.rollout.evaluation import EvalResult
 from atropos_gym.rollout.service import OUTAGES, EnvironmentService, Evaluation, ServiceThread
 from atropos_gym.wire import ScoredDataGroup
@@ -292,6 +301,68 @@ def test_a_service_that_comes_before_a_new_trainers_first_version_does_not_load_
 
     service, _ = play(new, trainer={"run": "r2", "lag": lag}, engine=engine)
     assert service.report["versions"] == [4]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_running_service_plays_nothing_more_of_a_trainer_that_was_replaced(lag: int) -> None:
+    """And what that one still says, once its last update is over, ends or moves nothing."""
+    engine = saying("ja")
+
+    async def trains(trainer: Trainer, service: EnvironmentService, network: Network) -> None:
+        old = Trainer(network, lag=lag, run="old")
+        await old.start()
+        await old.publish(3)
+        await old.take()
+        await trainer.start(takeover=True, num_steps=7)
+        await asyncio.sleep(10)  # what was under way has come, or was given up
+        while await trainer.client.batch(groups=1) is not None:
+            pass
+        calls = len(engine.calls)
+        await asyncio.sleep(100)
+        assert len(engine.calls) == calls
+        assert (await trainer.client.status())["queue_size"] == 0
+        for late in (old.publish(4), old.finish()):
+            with pytest.raises(ServerError, match=r"409.*replaced"):
+                await late
+        await asyncio.sleep(100)
+        await trainer.publish(4)
+        assert versions(await trainer.take()) == [4] * GROUPS
+        await trainer.finish()
+        await old.client.close()
+
+    service, _ = play(trains, trainer={"run": "new", "lag": lag}, engine=engine)
+    assert service.report["versions"] == [3, 4]
+
+
+@pytest.mark.parametrize("says", ["follow", "leave"])
+def test_nothing_is_said_for_another_environment_that_has_the_number_now(says: str) -> None:
+    async def work() -> None:
+        network = Network()
+        trainer, other = Trainer(network), Trainer(network)
+        follower = Follower(saying("ja"), URL)
+        membership = Membership("one", follower, max_token_length=64, group_size=4)
+        async with AsyncBatchClient(URL, transport=network) as client:
+            await trainer.start()
+            await membership.register(client)
+            network.start()
+            await trainer.start()
+            registered = await other.client.register_env(
+                desired_name="other", max_token_length=64, group_size=4
+            )
+            assert registered["env_id"] == membership.env_id == 0
+            await other.client.policy(env_id=0, holding=[7])
+            follower.version = 3
+            if says == "follow":
+                await follower.follow(client, membership.env_id, membership.registration)
+            else:
+                await membership.leave(client)
+            shown = (await other.client._http.get("/envs")).json()["envs"]
+            assert [(env["wandb_name"], env["connected"]) for env in shown] == [("other_0", True)]
+            assert (await other.client.policy()).held == [7]
+        for one in (trainer, other):
+            await one.client.close()
+
+    run_moved(work())
 
 
 def test_a_service_that_comes_while_another_process_of_the_trainer_registers_follows_it() -> None:

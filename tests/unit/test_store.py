@@ -644,11 +644,35 @@ def test_the_end_of_a_run_whose_trainer_came_again_is_its_end() -> None:
     store = MemoryStore()
     store.register(registration(8), NOW)
     publish(store, 3)
-    store.register(registration(12), NOW, takeover=True)
-    store.publish(PolicyUpdate(run="r", finished=True), NOW)
+    again = store.register(registration(12), NOW, takeover=True)
+    store.publish(PolicyUpdate(run="r", finished=True), NOW, trainer_id=again)
     assert store.policy(NOW).finished and not superseded(store)
     store.register(registration(12), NOW)
     assert superseded(store), "who comes after the end is another one"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_end_of_a_run_whose_trainer_was_replaced_is_not_the_new_ones(named: bool) -> None:
+    store = MemoryStore()
+    first = store.register(registration(8), NOW)
+    publish(store, 3)
+    store.register(registration(12), NOW, takeover=True)
+    with pytest.raises(Conflict, match=r"another trainer has registered since run 'r' published"):
+        store.publish(PolicyUpdate(run="r", finished=True), NOW, trainer_id=first if named else None)
+    assert superseded(store) and not store.policy(NOW).finished
+
+
+def test_a_trainer_that_names_its_id_may_change_its_settings_at_once() -> None:
+    store = MemoryStore()
+    first = store.register(registration(8), NOW)
+    publish(store, 3)
+    second = store.register(registration(12), NOW + 1, trainer_id=first)
+    assert not superseded(store), "what it published goes on"
+    with pytest.raises(Conflict, match="other settings"):
+        store.register(registration(16), NOW + 2, trainer_id="0" * 32)
+    with pytest.raises(Conflict, match="other settings"):
+        store.register(registration(16), NOW + 2, trainer_id=first)
+    store.register(registration(16), NOW + 2, trainer_id=second)
 
 
 def test_the_first_tokenizer_stays_unless_forced() -> None:

@@ -16,6 +16,7 @@ from atropos_gym.batch_server.http.requests import read_body, reply
 from atropos_gym.batch_server.state.leases import Lease
 from atropos_gym.batch_server.state.parts import Share
 from atropos_gym.batch_server.state.stock import Request as BatchRequest
+from atropos_gym.batch_server.store import Store
 from atropos_gym.wire import Ack, Extend, Nack, Policy, PolicyUpdate, Registration
 
 __all__ = ["trainer_routes"]
@@ -90,12 +91,12 @@ def trainer_routes(desk: Desk) -> APIRouter:
         return reply({"status": "extended", "batch_id": lease.batch_id, "expires_at": lease.expires_at})
 
     @router.post("/policy", openapi_extra=schema_of(PolicyUpdate))
-    async def publish(request: Request, force: bool = False) -> Response:
-        """Takes a learner's newest version, or the end of its run."""
+    async def publish(request: Request, force: bool = False, trainer: str | None = None) -> Response:
+        """Takes a learner's newest version, or the end of its run; not from a trainer that was replaced."""
         update = read_body(request, PolicyUpdate)
         now = desk.now()
-        store.trainer_seen(now)
-        store.publish(update, now, force=force)
+        store.trainer_seen(now, trainer)
+        store.publish(update, now, force=force, trainer_id=trainer)
         desk.notify()
         status = "finished" if update.finished else "published"
         return reply({"status": status, "version": store.policy(now).version})
@@ -106,12 +107,16 @@ def trainer_routes(desk: Desk) -> APIRouter:
         wait_seconds: WaitSeconds = 0.0,
         env_id: int | None = None,
         holding: str | None = None,
+        registration: str | None = None,
     ) -> Response:
-        """Shows the newest version; with ``after``, once the trainer has a newer one or the run has ended."""
+        """Shows the newest version; with ``after``, once the trainer has a newer one or the run has ended.
+
+        Who names its ``registration`` says nothing for another environment that has its number now.
+        """
         now = desk.now()
-        store.env_seen(env_id, now)
-        if holding is not None:
-            store.hold(env_id, _versions(holding), now)
+        versions = None if holding is None else _versions(holding)
+        if registration is None or _is_of(store, env_id, registration):
+            _seen(store, env_id, versions, now)
 
         def newer() -> Policy | None:
             policy = store.policy(desk.now())
@@ -125,6 +130,20 @@ def trainer_routes(desk: Desk) -> APIRouter:
         return reply(found.model_dump(exclude=None if found.superseded else {"superseded"}))
 
     return router
+
+
+def _is_of(store: Store, env_id: int | None, registration: str) -> bool:
+    """Whether a number is of that registration still."""
+    if env_id is None or store.env_name(env_id) is None:
+        return False
+    return store.registration(env_id) == registration
+
+
+def _seen(store: Store, env_id: int | None, holding: list[int] | None, now: float) -> None:
+    """Notes a sign of life of an environment, and which versions it still uses if it says so."""
+    store.env_seen(env_id, now)
+    if holding is not None:
+        store.hold(env_id, holding, now)
 
 
 def _acked(lease: Lease, rank: int | None, step: int) -> dict[str, Any]:

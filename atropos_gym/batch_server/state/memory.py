@@ -117,7 +117,8 @@ class MemoryStore(Readings):
         beside = current == settings and self._trainer_heard and silent <= self.limits.trainer_timeout
         anew = current is not None and trainer_id not in self._trainers and not beside
         if current is not None and current != settings:
-            if not takeover and silent <= self.limits.trainer_timeout:
+            known = trainer_id in self._trainers
+            if not takeover and not known and silent <= self.limits.trainer_timeout:
                 raise Conflict(
                     f"a trainer is registered with other settings: {_differences(current, settings)}; "
                     f"stop it, wait until it was silent for {self.limits.trainer_timeout:.0f} s, "
@@ -140,8 +141,15 @@ class MemoryStore(Readings):
             raise Conflict(f"trainer {trainer_id} was replaced by another one: register again")
         self._trainer_seen_at, self._trainer_heard = now, True
 
-    def publish(self, update: PolicyUpdate, now: float, *, force: bool = False) -> None:
-        """Takes a learner's newest version."""
+    def publish(
+        self, update: PolicyUpdate, now: float, *, force: bool = False, trainer_id: str | None = None
+    ) -> None:
+        """Takes a learner's newest version, or the end of its run."""
+        if update.finished and self._policies.superseded and trainer_id not in self._trainers:
+            raise Conflict(
+                f"another trainer has registered since run {update.run!r} published: this ends nothing any "
+                "more; the trainer that is there now names its id, ?trainer=<trainer_id>"
+            )
         if self._policies.publish(update, now, force=force) and update.version is not None:
             self._stock.follow(update.version)
 
