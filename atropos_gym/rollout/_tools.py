@@ -94,6 +94,11 @@ class ToolForm:
             return message
         if self.native:
             return {**message, "tool_calls": list(map(with_plain_arguments, calls))}
+        return self.in_words(message)
+
+    def in_words(self, message: Message) -> Message:
+        """Returns an assistant's message in which calls are text, in the form that models are asked for."""
+        calls = message.get("tool_calls") or ()
         texts = [text_of(message.get("content")), *map(call_text, calls)]
         return Message(role="assistant", content="\n".join(filter(None, texts)))
 
@@ -208,15 +213,18 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def told_by_user(messages: Sequence[Message]) -> list[Message]:
-    """Returns messages in which the user says what the system does.
+    """Returns messages in which the user says what the system and tools do.
 
-    Some templates know a system at the beginning only, and some not even there.
+    Some templates know a system at the beginning only, and a tool's result only after its call.
 
     Example:
-        >>> told_by_user([{"role": "system", "content": "be brief"}])
-        [{'role': 'user', 'content': 'be brief'}]
+        >>> told_by_user([{"role": "tool", "content": "4"}, {"role": "system", "content": "be brief"}])
+        [{'role': 'user', 'content': '4'}, {'role': 'user', 'content': 'be brief'}]
     """
-    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
+    return [
+        message if message["role"] == "assistant" else Message(role="user", content=message["content"])
+        for message in messages
+    ]
 
 
 def call_id(*place: int) -> str:

@@ -97,9 +97,11 @@ class Writing:
         yield self.form.opening(said, tools)
         plain = [self._read(message, as_said=False) for message in messages]
         yield self.form.opening(plain, tools)
-        for form in (joined, _of_user):
-            yield self.form.opening(form(said), tools)
-            yield self.form.opening(form(plain), tools)
+        yield self.form.opening(joined(said), tools)
+        yield self.form.opening(joined(plain), tools)
+        yield self.form.opening(_of_two(said), tools)
+        words = [self.form.in_words(one) if one.get("tool_calls") else one for one in said]
+        yield self.form.opening(_of_two(words), tools)
 
     def _prompt(
         self, forms: Iterable[list[Message]], tools: list[Any] | None
@@ -136,6 +138,6 @@ class Writing:
         return self.form.written(cast(Message, plain))
 
 
-def _of_user(messages: list[Message]) -> list[Message]:
-    """Returns messages in which the user says all that is told later: also what the system does."""
+def _of_two(messages: list[Message]) -> list[Message]:
+    """Returns messages that, but for the first, are the assistant's and one user's, by turns."""
     return joined([*messages[:1], *told_by_user(messages[1:])])
