@@ -252,8 +252,10 @@ def test_a_server_process_ends_with_its_parent() -> None:
 
 def test_stopping_twice_is_no_mistake() -> None:
     server = ServerProcess()
+    assert not server.ended()
     server.stop(timeout=PATIENCE)
     assert server._process.returncode == 0, "it went by itself"
+    assert server.ended()
     server.stop()
 
 
