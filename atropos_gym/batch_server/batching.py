@@ -2,7 +2,7 @@
 
 A *unit* is what is never split: one group, or the parts of one group that came in pieces. Units are given
 oldest first. Of all sets that fit, the oldest-first one is chosen: it takes the oldest unit if any solution
-does, then the next one, and so on.
+does, then the next one, and so on, up to ``ENOUGH`` work.
 
 What sums can be made at all is computed in ``_sums.py``.
 """
@@ -14,9 +14,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from atropos_gym.batch_server._sums import FIRST_LOOK, FREE, Far, Near
+from atropos_gym.batch_server._sums import FIRST_LOOK, FREE, Far, Near, Work
 
-__all__ = ["Plan", "choose", "choose_below", "plan_batch", "shares"]
+__all__ = ["ENOUGH", "Plan", "choose", "choose_below", "plan_batch", "shares"]
+
+ENOUGH = 1 << 31
+"""Bits that the search for the oldest-first set may move, once it is known that there is one: 0.1 s or so.
+
+With one odd unit among 10,000 even ones and 16 environments, batches of 8,193 need a hundredth of it, batches
+of 32,769 most. Beyond, the set is still exact and owes nobody anything, but older units may be left behind:
+only those are taken that the set at hand can hold with one environment giving less.
+"""
 
 
 def choose(
@@ -102,12 +110,15 @@ class Plan:
         short: whether they sum below the batch size.
         reason: why there is no batch, in a sentence; "" where there is one.
         stuck: enough is queued, but the oldest unit was passed over.
+        hurried: to find the oldest-first of all exact sets was too much work; this one is exact, and minimums
+            are met as they would be, but an older unit may have been left for the next batch.
     """
 
     chosen: tuple[int, ...] = ()
     short: bool = False
     reason: str = ""
     stuck: bool = False
+    hurried: bool = False
 
 
 def plan_batch(
@@ -137,9 +148,9 @@ def plan_batch(
     >>> plan_batch([4, 4, 6], [None] * 3, 8).chosen
     (0, 1)
     >>> plan_batch([6, 6], [None] * 2, 8)
-    Plan(chosen=(), short=False, reason='no groups sum to 8', stuck=True)
+    Plan(chosen=(), short=False, reason='no groups sum to 8', stuck=True, hurried=False)
     >>> plan_batch([6, 6], [None] * 2, 8, overdue=True)
-    Plan(chosen=(0,), short=True, reason='', stuck=False)
+    Plan(chosen=(0,), short=True, reason='', stuck=False, hurried=False)
     """
     queued = sum(sizes)
     if queued < batch_size:
@@ -151,9 +162,11 @@ def plan_batch(
         for (owner, size), count in counts.items():
             by_owner[owner] = by_owner.get(owner, 0) + count * size
         least = shares(minimums, by_owner, batch_size)
+    hurried = False
     if least:
         search = _Search(sizes, _kinds(owners, least), counts, batch_size, least)
         chosen = search.oldest_first() if search.give_way() else None
+        hurried = search.hurried
     else:
         chosen = choose(sizes, batch_size)
     passed_over = not chosen or chosen[0] != 0
@@ -166,7 +179,7 @@ def plan_batch(
         return Plan(chosen=tuple(below), short=True)
     if chosen is None:
         return Plan(reason=f"no groups sum to {batch_size}", stuck=True)
-    return Plan(chosen=tuple(chosen), stuck=passed_over)
+    return Plan(chosen=tuple(chosen), stuck=passed_over, hurried=hurried)
 
 
 def _exact_prefix(sizes: Sequence[int], total: int) -> list[int] | None:
@@ -191,6 +204,9 @@ class _Search:
         counts: how many there are of each owner and size.
         total: the sum that is wanted.
         least: what each kind owes.
+
+    Attributes:
+        hurried: whether units were passed over that might have been taken, because it was ``ENOUGH`` work.
     """
 
     def __init__(
@@ -208,29 +224,39 @@ class _Search:
         self._at = 0  # the first unit that is still ahead
         self._end = min(FIRST_LOOK, len(sizes))
         self._far: Far | None = None  # only where the first ones are not enough
+        self._work = Work()
+        self.hurried = False
         self._near = self._look()
 
     def _look(self) -> Near:
-        return Near(self._sizes, self._kinds, self._at, self._end, self._most, self._owed)
+        return Near(self._sizes, self._kinds, self._at, self._end, self._most, self._owed, self._work)
 
-    def completes(self) -> bool:
-        """Whether those ahead complete the sum; looks at more of them where the nearest do not."""
-        while not self._near.completes(self._rest):
+    def completes(self, taken: Hashable = FREE) -> bool:
+        """Whether those ahead complete the sum; looks at more of them where the nearest do not.
+
+        Args:
+            taken: whose unit was taken last.
+        """
+        while not self._near.completes(self._rest, taken):
             if self._end == len(self._sizes):
                 return False
-            self._far = self._far or Far(self._counts, self._total, self._owed)
-            if not self._far.completes(self._rest):  # nor would they with those that are behind
+            self._far = self._far or Far(self._counts, self._total, self._owed, self._work)
+            if not self._far.completes(self._rest, taken):  # nor would they with those that are behind
                 return False
             self._end = min(len(self._sizes), 4 * self._end)
-            self._near = self._look()
+            before, self._near = self._near, self._look()
+            self._near.follow(before)
         return True
 
     def give_way(self) -> bool:
         """Forgets the last of what is owed, until the sum can be completed; returns whether it can."""
+        if self.completes():
+            return True
+        sizes = Counter((FREE, size) for size in self._sizes)
+        if not Far(sizes, self._total, {}, self._work).completes(self._total):
+            return False  # nor would they if nobody owed anything
         while not self.completes():
             owing = [kind for kind, least in self._owed.items() if least]
-            if not owing:
-                return False
             self._owe(owing[-1], 0)
         return True
 
@@ -240,6 +266,7 @@ class _Search:
         # Once a unit of some owner and size cannot be taken, no later one like it can: swapping the two would
         # have been a solution. So each kind of unit is refused once, however long the queue is.
         refused: set[tuple[Hashable, int]] = set()
+        self._work.bits = 0
         while self._rest:
             position = self._near.positions.pop()
             size, kind = self._sizes[position], self._kinds[position]
@@ -249,7 +276,7 @@ class _Search:
                 continue
             if self._take(kind, size):
                 chosen.append(position)
-            else:
+            elif not self.hurried:
                 refused.add((kind, size))
         return chosen
 
@@ -258,11 +285,24 @@ class _Search:
         before = self._owed.get(kind, 0)
         self._rest -= size
         self._owe(kind, max(0, before - size))
-        if self.completes():
+        if self._completes_without(kind):
             self._most = self._rest
             return True
         self._rest += size
         self._owe(kind, before)
+        return False
+
+    def _completes_without(self, kind: Hashable) -> bool:
+        """Whether those ahead complete the sum that a unit of this kind has left over.
+
+        After much work only parts like the last ones are tried. They always do for a unit that cannot be left
+        behind: without it, its kind can give exactly so much less.
+        """
+        if self._work.bits <= ENOUGH:
+            return self.completes(kind)
+        if self._near.completes(self._rest, kind, combining=False):
+            return True
+        self.hurried = True
         return False
 
     def _owe(self, kind: Hashable, least: int) -> None:

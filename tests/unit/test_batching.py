@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_gym.batch_server import _sums
-from atropos_gym.batch_server._sums import combine
+from atropos_gym.batch_server._sums import Work, combine, meet
 from atropos_gym.batch_server.batching import choose, choose_below, plan_batch, shares
 
 SIZES = st.lists(st.integers(1, 9), min_size=0, max_size=9)
@@ -92,6 +93,37 @@ def test_a_plan_meets_as_many_minimums_from_the_first_on_as_any_set_can(
             break
         least.pop()
     assert plan_batch(sizes, owners, batch_size, minimums=minimums).chosen == tuple(best or ())
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([2, 4, 6, 3]), st.sampled_from([0, 1, None])), min_size=1, max_size=12
+    ),
+    st.integers(4, 20),
+    st.dictionaries(st.sampled_from([0, 1]), st.floats(0, 1), max_size=2),
+    LOOKS,
+)
+@settings(deadline=None, max_examples=150)
+def test_a_plan_that_costs_too_much_is_exact_and_owes_no_more_than_the_oldest_first(
+    units: list[tuple[int, int | None]], batch_size: int, minimums: dict[int, float], look: int
+) -> None:
+    sizes, owners = [size for size, _ in units], [owner for _, owner in units]
+    whole = plan_batch(sizes, owners, batch_size, minimums=minimums)
+    with looking(look), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atropos_gym.batch_server.batching.ENOUGH", -1)
+        plan = plan_batch(sizes, owners, batch_size, minimums=minimums)
+    assert plan.reason == whole.reason
+    assert not whole.hurried
+    if not plan.hurried:
+        assert plan == whole
+    assert list(plan.chosen) == sorted(set(plan.chosen))
+    assert sum(sizes[at] for at in plan.chosen) == sum(sizes[at] for at in whole.chosen)
+    queued = {one: sum(size for size, owner in units if owner == one) for one in minimums}
+    owed = list(shares(minimums, queued, batch_size).items())
+    while whole.chosen and choose(sizes, batch_size, owners, dict(owed)) is None:
+        owed.pop()
+    for one, least in owed if whole.chosen else []:
+        assert sum(sizes[at] for at in plan.chosen if owners[at] == one) >= least
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=9), st.integers(9, 30))
@@ -217,6 +249,66 @@ def test_long_queues_of_multiples_with_minimums_are_planned_by_few_combinations(
     assert len(combined) < 50, "hundreds, before"
 
 
+class Counting(Work):
+    """Adds up the work of all that a plan did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def count(self, steps: int, bits: int) -> None:
+        super().count(steps, bits)
+        self.steps += steps
+
+
+def one_odd_unit_at_the_end() -> list[int]:
+    draw = random.Random(3)
+    return [2 * draw.randint(4, 32) for _ in range(9_999)] + [33]
+
+
+@pytest.mark.parametrize(("batch_size", "envs"), [(8193, 4), (8193, 16), (32769, 16)])
+def test_one_odd_unit_behind_thousands_of_even_ones_is_found_by_few_combinations(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int, envs: int
+) -> None:
+    """It took up to 10,000 combinations of thousands of steps: ten seconds."""
+    work = Counting()
+    monkeypatch.setattr("atropos_gym.batch_server.batching.Work", lambda: work)
+    sizes = one_odd_unit_at_the_end()
+    owners = [at % 16 for at in range(len(sizes))]
+    minimums = dict.fromkeys(range(envs), 0.8 / envs)
+    plan = plan_batch(sizes, owners, batch_size, minimums=minimums)
+    assert sum(sizes[at] for at in plan.chosen) == batch_size
+    assert plan.chosen[-1] == len(sizes) - 1
+    for owner, share in minimums.items():
+        assert sum(sizes[at] for at in plan.chosen if owners[at] == owner) >= int(share * batch_size)
+    assert not plan.hurried
+    assert work.combinations < 1_000
+    assert work.steps < 10_000
+
+
+def test_sums_that_cannot_be_made_are_not_sought_for_each_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Counting()
+    monkeypatch.setattr("atropos_gym.batch_server.batching.Work", lambda: work)
+    sizes = [17 * (1 + at * 7 % 10) for at in range(1_000)] + [3, 5]
+    plan = plan_batch(
+        sizes, [at % 16 for at in range(len(sizes))], 4112, minimums=dict.fromkeys(range(16), 0.06)
+    )
+    assert plan.reason == "no groups sum to 4112"
+    assert work.combinations < 50
+
+
+def test_work_is_bounded_though_the_batch_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atropos_gym.batch_server.batching.ENOUGH", 0)
+    sizes = one_odd_unit_at_the_end()
+    owners = [at % 16 for at in range(len(sizes))]
+    plan = plan_batch(sizes, owners, 8193, minimums=dict.fromkeys(range(4), 0.2))
+    assert plan.hurried
+    assert sum(sizes[at] for at in plan.chosen) == 8193
+    assert plan.chosen[0] == 0
+    for owner in range(4):
+        assert sum(sizes[at] for at in plan.chosen if owners[at] == owner) >= 1638
+
+
 @given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40), min_size=1))
 @settings(deadline=None, max_examples=100)
 def test_combined_sums_are_all_sums_of_two(left: set[int], right: set[int]) -> None:
@@ -224,6 +316,9 @@ def test_combined_sums_are_all_sums_of_two(left: set[int], right: set[int]) -> N
         return sum(1 << number for number in numbers)
 
     assert combine(bits(left), bits(right)) == bits({a + b for a in left for b in right})
+    for total in range(82):
+        either = min((a for a in left if total - a in right), default=-1)
+        assert meet(bits(left), bits(right), total) == either
 
 
 @pytest.mark.parametrize("total", [10**12, 10**30])

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from server_tools import LocalServer, group
 
+from atropos_gym.batch_server.batching import Plan, plan_batch
 from atropos_gym.batch_server.bodies.codings import zstd
 from atropos_gym.batch_server.bodies.reading import plain_groups
 from atropos_gym.batch_server.client import AsyncBatchClient, BatchClient
@@ -162,6 +163,27 @@ def test_nobody_is_held_while_more_groups_are_what_is_missing() -> None:
         by_groups.send(4)
     assert by_groups.get("/status")["queue_size"] == 39
     assert not by_groups.app.state.desk.store.crowded
+
+
+def test_a_post_into_a_full_queue_plans_no_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def counted(sizes: list[int], *args: Any, **settings: Any) -> Plan:
+        planned.append(len(sizes))
+        return plan_batch(sizes, *args, **settings)
+
+    monkeypatch.setattr("atropos_gym.batch_server.state.seeking.plan_batch", counted)
+    server = make_server(8, soft_groups=3)
+    store = server.app.state.desk.store
+    server.app.state.desk.closed = True  # nobody is held while posts are counted
+    for _ in range(20):
+        server.send(4)
+        assert store.crowded == (store.status()["queue_size"] > 3)
+    assert len(planned) == 1, "the first two groups stay a batch, whatever comes"
+    server.app.state.desk.closed = False
+    assert server.get("/batch")["batch"] is not None
+    assert store.crowded
+    assert planned[1:] == [20, 18], "they went out"
 
 
 def test_before_a_trainer_registers_nobody_is_held() -> None:

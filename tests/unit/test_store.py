@@ -485,6 +485,16 @@ def test_a_minimum_waits_for_its_environment_but_not_for_ever() -> None:
     assert waived in store.health()["warnings"]
 
 
+def test_a_batch_whose_search_was_cut_is_exact_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atropos_gym.batch_server.batching.ENOUGH", -1)
+    store = make_store(batch_size=8)
+    odd, even = (add_env(store, min_batch_allocation=0.5, group_size=size) for size in (3, 4))
+    add(store, 3, env_id=odd), add(store, 4, env_id=even), add(store, 4, env_id=even)
+    assert taken(store) == ["g-2", "g-3"]
+    cut = "1 batches may have left older groups behind: to try all was too much work"
+    assert cut in store.health()["warnings"]
+
+
 def test_minimums_are_met_and_the_rest_is_oldest_first() -> None:
     store = make_store(batch_size=12)
     first, second = add_env(store), add_env(store, min_batch_allocation=0.3)

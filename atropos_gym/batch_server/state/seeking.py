@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from atropos_gym.batch_server.batching import Plan, plan_batch
 from atropos_gym.batch_server.limits import Limits
 from atropos_gym.batch_server.state.env_book import EnvBook, EnvRecord
-from atropos_gym.batch_server.state.group_queue import GroupQueue, Unit
+from atropos_gym.batch_server.state.group_queue import GroupQueue, Place, Unit
 from atropos_gym.wire import Registration
 
 __all__ = ["Sought", "seek"]
@@ -37,6 +37,7 @@ def seek(
     count: int | None,
     turn: int,
     now: float,
+    known: tuple[Unit, ...] = (),
 ) -> Sought:
     """Looks for a batch.
 
@@ -48,6 +49,8 @@ def seek(
         count: so many groups; None for the trainer's number of sequences.
         turn: how many batches were planned before: each begins with another environment's minimum.
         now: Unix seconds.
+        known: units of an exact batch that was found before, where it only matters whether there is one:
+            while all of them are queued, what came since needs no look.
     """
     wanted = config.batch_size if count is None else count
     queued = queue.sequences if count is None else queue.groups
@@ -61,6 +64,9 @@ def seek(
         if left > 0:
             reason = f"{env.wandb_name} has a minimum but nothing queued, for {left:.0f} s more"
             return Sought(Plan(reason=reason))
+    if known and all(unit.place is Place.QUEUED for unit in known):
+        if wanted == sum(unit.sequences if count is None else len(unit.groups) for unit in known):
+            return Sought(Plan(), known, tuple(silent))
     units = list(queue)
     oldest = units[0]
     passed = 0.0 if oldest.passed_at is None else now - oldest.passed_at

@@ -76,6 +76,7 @@ class Stock:
         self._rank_calls = RankCalls()
         self._asked: int | None = None  # groups that the last request named
         self._why: tuple[object, str] = None, ""
+        self._ready: tuple[Unit, ...] = ()  # a batch that could be formed when that was asked last
         self._aside: dict[int, str] = {}  # numbers of the units set aside last, with the reason
 
     def restore(self, state: Mapping[str, Any], aside: Mapping[int, str]) -> None:
@@ -204,6 +205,7 @@ class Stock:
             return None
         self.reason = ""
         self.queue.remove(units, Place.LEASED)
+        self._ready = ()  # it would keep what was used up in memory
         if short:
             self.tallies.short_batches += 1
         first = any(unit.step is None for unit in units)
@@ -227,7 +229,9 @@ class Stock:
         assert self.config is not None
         asked = (self.queue.revision, int(now), self._asked)
         if self._why[0] != asked:
-            self._why = asked, self._seek(self._asked or self.config.groups_per_update, now).plan.reason
+            count = self._asked or self.config.groups_per_update
+            sought = self._seek(count, now, known=self._ready)
+            self._why, self._ready = (asked, sought.plan.reason), sought.units
         return self._why[1]
 
     def _plan(self, count: int | None, now: float) -> tuple[Plan, list[Unit]]:
@@ -237,12 +241,14 @@ class Stock:
             self.queue[0].passed_at = now
         if sought.plan.chosen:
             self._turn += 1
+            self.tallies.hurried += sought.plan.hurried
             self.tallies.waived.update(env.wandb_name for env in sought.silent)
         return sought.plan, list(sought.units)
 
-    def _seek(self, count: int | None, now: float) -> Sought:
+    def _seek(self, count: int | None, now: float, known: tuple[Unit, ...] = ()) -> Sought:
         assert self.config is not None, "asked before a trainer registered"
-        return seek(self.queue, self._envs, self.config, self.limits, count=count, turn=self._turn, now=now)
+        config, turn = self.config, self._turn
+        return seek(self.queue, self._envs, config, self.limits, count=count, turn=turn, now=now, known=known)
 
     # What becomes of it.
 

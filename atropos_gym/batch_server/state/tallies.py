@@ -33,6 +33,7 @@ class Tallies:
         policy_lag: delivered groups by how many versions they were behind the newest one.
         lag_unknown: delivered groups of which that is not known.
         short_batches: batches with fewer sequences than asked for.
+        hurried: batches that an older group may have been left out of, because the search was too much work.
         waived: batches formed without an environment whose minimum was not met, by ``wandb_name``.
     """
 
@@ -47,6 +48,7 @@ class Tallies:
     policy_lag: Counter[str] = field(default_factory=Counter)
     lag_unknown: int = 0
     short_batches: int = 0
+    hurried: int = 0
     waived: Counter[str] = field(default_factory=Counter)
 
     def state(self) -> dict[str, Any]:
@@ -102,6 +104,10 @@ class Tallies:
             found.append(f"{self.foreign_masks} groups have masks that are neither -100 nor the id: kept")
         if self.short_batches:
             found.append(f"{self.short_batches} batches were short: no groups summed to batch_size")
+        if self.hurried:
+            found.append(
+                f"{self.hurried} batches may have left older groups behind: to try all was too much work"
+            )
         for name, count in self.waived.items():
             found.append(f"{count} batches were formed without {name}: it has a minimum but sent nothing")
         for name, count in self.unknown_fields.items():
