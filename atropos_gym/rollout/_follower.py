@@ -81,7 +81,7 @@ class Follower:
         ours = self._is_ours(policy)
         finished = policy.finished and ours
         if policy.version is not None and ours and self.is_new(policy):
-            await self._take_over(policy)
+            await self._take_over(policy, client, env_id, registration)
         elif loop.time() - asked_at < LOOK_AGAIN and not finished:
             await asyncio.sleep(LOOK_AGAIN)
         self.finished = finished
@@ -143,7 +143,9 @@ class Follower:
         except TimeoutError:
             pass
 
-    async def _take_over(self, policy: Policy) -> None:
+    async def _take_over(
+        self, policy: Policy, client: AsyncBatchClient, env_id: int | None, registration: str | None
+    ) -> None:
         own = self._engine.tokenizer
         if policy.tokenizer_fingerprint not in (None, own.fingerprint):
             raise TokenizerMismatch(
@@ -153,7 +155,18 @@ class Follower:
             )
         assert policy.version is not None
         if policy.adapter_path is not None:
-            await self._engine.publish(policy.version, Path(policy.adapter_path))
+            loading = asyncio.ensure_future(self._engine.publish(policy.version, Path(policy.adapter_path)))
+            try:
+                # It may wait for long until an older version is free. Who says nothing meanwhile is
+                # forgotten by the server, and then the learner deletes what is still used.
+                while not (await asyncio.wait((loading,), timeout=FOLLOW))[0]:
+                    held = [*self._held(), policy.version]
+                    await client.policy(env_id=env_id, holding=held, registration=registration)
+                await loading
+            finally:
+                if not loading.done():
+                    loading.cancel()
+                    await asyncio.wait((loading,))
         elif policy.version > 0:
             raise ConfigError(
                 f"the trainer published version {policy.version} without an adapter: the base model is "
