@@ -159,7 +159,8 @@ class SwapRounds:
         pass
 
     def held(self) -> set[int]:
-        return set(self.engine.live_versions)
+        """Every version: all ids are scored at the end, each under its own."""
+        return set(range(self._last + 1))
 
     def close(self, *, finished: bool) -> None:
         self._gate.set()
