@@ -44,14 +44,20 @@ class Wire(asyncio.Transport):
         self.paused = False
 
 
-async def talk(app: App, pieces: list[bytes]) -> Wire:
-    """Sends pieces, as far as they are read, and returns what came back."""
+def connect(app: App, wire: Wire) -> tuple[BoundedProtocol, ServerState]:
+    """A server that somebody has connected to; its state has the requests that are being answered."""
     config = Config(app, http=BoundedProtocol, lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     protocol = BoundedProtocol(config=config, server_state=state, app_state={})
-    wire = Wire()
     protocol.connection_made(wire)
+    return protocol, state
+
+
+async def talk(app: App, pieces: list[bytes]) -> Wire:
+    """Sends pieces, as far as they are read, and returns what came back."""
+    wire = Wire()
+    protocol, state = connect(app, wire)
     for piece in pieces:
         while wire.paused:
             await asyncio.sleep(0)
@@ -125,12 +131,8 @@ def test_reading_waits_where_nobody_takes_the_body() -> None:
             await taken.wait()
             await echo([], [])(scope, receive, send)
 
-        config = Config(app, http=BoundedProtocol, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        protocol = BoundedProtocol(config=config, server_state=state, app_state={})
         wire = Wire()
-        protocol.connection_made(wire)
+        protocol, state = connect(app, wire)
         head, *packets = post(b"x" * (PIECE_BYTES + 1), [200, PIECE_BYTES // 2])
         protocol.data_received(head)
         for packet in packets:
@@ -192,12 +194,9 @@ def test_a_connection_that_breaks_before_its_answer_is_sent_gets_nothing() -> No
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-        config = Config(app, http=BoundedProtocol, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        protocols.append(BoundedProtocol(config=config, server_state=state, app_state={}))
-        protocols[0].connection_made(wire)
-        protocols[0].data_received(b"".join(post(b"x", [])))
+        protocol, state = connect(app, wire)
+        protocols.append(protocol)
+        protocol.data_received(b"".join(post(b"x", [])))
         while state.tasks:
             await asyncio.sleep(0)
         await asyncio.sleep(0)

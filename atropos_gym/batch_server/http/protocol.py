@@ -17,7 +17,6 @@ PIECE_BYTES = 2**20
 """So much of a body is collected before anyone is told of it: to be told of each packet costs more than to
 read it."""
 
-
 PACKET_BYTES = 64 * 1024
 """Up to here what is written in one turn of the loop is sent as one."""
 
